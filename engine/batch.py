@@ -1,15 +1,16 @@
 """One step of computation as a value: what the scheduler plans, ranks apply, and runners execute.
 
-A :class:`Batch` is frozen, serialisable and free of tensors. It carries flashinfer's ragged indexing, so that a
-paged-attention back end consumes it unchanged: with ``b`` items,
+A :class:`Batch` is frozen, serialisable and free of tensors. It carries flashinfer's ragged
+indexing, so that a paged-attention back end consumes it unchanged: with ``b`` items,
 
 - ``qo_indptr[b+1]``: where each item's new tokens start in the flat token list;
-- ``kv_indptr[b+1]`` into ``kv_indices``: each item's pages in order, covering its history and its new tokens;
+- ``kv_indptr[b+1]`` into ``kv_indices``: each item's pages in order, covering its history and its
+new tokens;
 - ``kv_last_page_len[b]``: tokens in the last of those pages once this step has written.
 
-A token of :data:`FEED` stands for "the token that the previous step sampled for this row". It lets a step be
-launched before the one before it has committed (depth 2): the runner, which works in launch order, fills it in.
-"""
+A token of :data:`FEED` stands for "the token that the previous step sampled for this row". It
+lets a step be launched before the one before it has committed (depth 2): the runner, which works
+in launch order, fills it in."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -22,18 +23,20 @@ FEED = -1
 
 @dataclass(frozen=True, slots=True)
 class RowInit:
-    """A request takes row ``row`` (admission, or readmission after a retraction): what sampling must know.
+    """A request takes row ``row`` (admission, or readmission after a retraction): what sampling
+    must know.
 
-    ``token_ids`` is the history so far, prompt first, then the output tokens that a retracted request
-    already has. The runner appends what it samples; rows need no teardown, the next init overwrites.
-    """
+    ``token_ids`` is the history so far, prompt first, then the output tokens that a retracted
+    request already has. The runner appends what it samples; rows need no teardown, the next init
+    overwrites."""
 
     row: int
     token_ids: list[int]
     prompt_len: int
     sampling: SamplingParams
     stop_ids: tuple[int, ...]
-    """End-of-sequence and stop token ids that are forbidden while fewer than ``min_new_tokens`` exist."""
+    """End-of-sequence and stop token ids that are forbidden while fewer than ``min_new_tokens``
+    exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class BatchItem:
     count: int
     """How many new tokens (1 for decode, up to the chunk size for prefill)."""
     sample: bool
-    """Whether the last new token's logits are sampled (false for every chunk of a prompt but the last)."""
+    """Whether the last new token's logits are sampled (false for every chunk of a prompt but the
+    last)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class Batch:
     page_size: int
     items: tuple[BatchItem, ...]
     tokens: array[int]
-    """Flat new tokens of all items, ``array('q')``; :data:`FEED` where the previous step's sample goes."""
+    """Flat new tokens of all items, ``array('q')``; :data:`FEED` where the previous step's sample
+    goes."""
     qo_indptr: array[int]
     kv_indptr: array[int]
     kv_indices: array[int]
@@ -93,7 +98,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of a launched batch. With ``error`` set, nothing of the step counts and ``sampled`` is empty."""
+    """The outcome of a launched batch. With ``error`` set, nothing of the step counts and
+    ``sampled`` is empty."""
 
     step: int
     sampled: tuple[Sampled, ...] = ()
@@ -103,7 +109,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class PageExport:
-    """Copy pages out of the pool, in launch order with the steps (``kv_store`` and, later, backups)."""
+    """Copy pages out of the pool, in launch order with the steps (``kv_store`` and, later,
+    backups)."""
 
     ticket: int
     pages: array[int]
@@ -130,8 +137,8 @@ class PagesDone:
 class Executor(Protocol):
     """A model with its KV pool: computes steps synchronously, in the order it is called.
 
-    It is called from one thread only (the runner's, or the simulator's). It owns the per-row sampling state.
-    """
+    It is called from one thread only (the runner's, or the simulator's). It owns the per-row
+    sampling state."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -144,11 +151,13 @@ class Executor(Protocol):
 
     @property
     def weights_digest(self) -> str:
-        """Identifies the weights by their content (invariant 9); pages are only valid under one digest."""
+        """Identifies the weights by their content (invariant 9); pages are only valid under one
+        digest."""
         ...
 
     def execute(self, batch: Batch) -> StepResult:
-        """Run one step. Raises only on faults of the model or device; the caller turns that into a failed step."""
+        """Run one step. Raises only on faults of the model or device; the caller turns that into
+        a failed step."""
         ...
 
     def export_pages(self, pages: array[int]) -> list[bytes]:
@@ -156,5 +165,6 @@ class Executor(Protocol):
         ...
 
     def import_pages(self, pages: array[int], blobs: list[bytes]) -> None:
-        """Write blobs that :meth:`export_pages` produced under the same layout and weights digest."""
+        """Write blobs that :meth:`export_pages` produced under the same layout and weights
+        digest."""
         ...

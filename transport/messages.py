@@ -1,11 +1,12 @@
 """What the server and the engine say to each other: typed, bounded, versioned records.
 
-Two directions share one pair of sockets (``transport.channel``). Everything is ``msgspec``: no pickle, no
-free-form dictionaries except in answers to queries, whose contents are for people and dashboards.
+Two directions share one pair of sockets (``transport.channel``). Everything is ``msgspec``: no
+pickle, no free-form dictionaries except in answers to queries, whose contents are for people and
+dashboards.
 
-Text never crosses this seam. The server tokenizes and detokenizes; the engine sees token ids. A stop string
-that the server's detokenizer finds is reported as :class:`StopMatched` with a token count.
-"""
+Text never crosses this seam. The server tokenizes and detokenizes; the engine sees token ids. A
+stop string that the server's detokenizer finds is reported as :class:`StopMatched` with a token
+count."""
 
 from typing import Literal, TypeAlias
 
@@ -17,18 +18,19 @@ FinishType = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one request's tokens are chosen. Validated by the server, and again by the engine's intake.
+    """How one request's tokens are chosen. Validated by the server, and again by the engine's
+    intake.
 
-    ``temperature`` below 1e-6 means greedy. ``top_k`` of -1 and ``top_p`` of 1 mean off. ``seed`` is always set
-    (the server draws one when the client gave none), because the randomness of a token is a hash of
-    (seed, absolute position): nothing to save, nothing to restore.
+    ``temperature`` below 1e-6 means greedy. ``top_k`` of -1 and ``top_p`` of 1 mean off. ``seed``
+    is always set (the server draws one when the client gave none), because the randomness of a
+    token is a hash of (seed, absolute position): nothing to save, nothing to restore.
 
-    Order of operations on the logits of one position, each skipped when it has no effect: repetition penalty
-    (over prompt and output), presence and frequency penalties (over output), ``logit_bias``, the mask that
-    forbids every end-of-sequence and stop token until ``min_new_tokens`` were generated; then greedy, or
-    temperature, top-k, top-p, min-p and the draw. Reported log-probabilities are those of the model after
-    penalties, bias and masks and before temperature.
-    """
+    Order of operations on the logits of one position, each skipped when it has no effect:
+    repetition penalty (over prompt and output), presence and frequency penalties (over output),
+    ``logit_bias``, the mask that forbids every end-of-sequence and stop token until
+    ``min_new_tokens`` were generated; then greedy, or temperature, top-k, top-p, min-p and the
+    draw. Reported log-probabilities are those of the model after penalties, bias and masks and
+    before temperature."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -47,11 +49,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_logprobs: int = 0
     token_ids_logprob: tuple[int, ...] = ()
     eos_at: int = -1
-    """Hash model only: the output index at which it samples its end-of-sequence token; -1 is never."""
+    """Hash model only: the output index at which it samples its end-of-sequence token; -1 is
+    never."""
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why and how a request ended. ``status`` is the HTTP status of an error, and None where the answer is 200."""
+    """Why and how a request ended. ``status`` is the HTTP status of an error, and None where the
+    answer is 200."""
 
     type: FinishType
     matched: int | str | None = None
@@ -63,12 +67,13 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit that ended a ``length``."""
 
 
-# --- server to engine -------------------------------------------------------------------------------------------
+# --- server to engine ---
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """One prompt to complete ``n`` times. With n > 1 the members are ``rid#0`` … ``rid#n-1``, and are admitted
-    or refused together; ``rid`` then names the group (an abort of it ends every member)."""
+    """One prompt to complete ``n`` times. With n > 1 the members are ``rid#0`` … ``rid#n-1``, and
+    are admitted or refused together; ``rid`` then names the group (an abort of it ends every
+    member)."""
 
     rid: str
     prompt: list[int]
@@ -81,8 +86,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """End requests by exact rid (a group's rid ends all its members), or all of them. Answered by a
-    :class:`Reply` with ``{"aborted": [...], "finished": [...], "unknown": [...]}`` when ``query`` is set."""
+    """End requests by exact rid (a group's rid ends all its members), or all of them. Answered by
+    a :class:`Reply` with ``{"aborted": [...], "finished": [...], "unknown": [...]}`` when
+    ``query`` is set."""
 
     rids: tuple[str, ...] = ()
     all: bool = False
@@ -91,7 +97,8 @@ class Abort(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class StopMatched(msgspec.Struct, frozen=True, tag=True):
-    """The detokenizer found a stop string that is complete with the first ``tokens`` output tokens."""
+    """The detokenizer found a stop string that is complete with the first ``tokens`` output
+    tokens."""
 
     rid: str
     tokens: int
@@ -117,8 +124,9 @@ class CloseSession(msgspec.Struct, frozen=True, tag=True):
 
 
 class Query(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """A question about the engine, answered by a Reply. ``what`` is one of ``requests``, ``request`` (by rid),
-    ``ledger``, ``load``, ``info``, ``flush`` (drop the prefix cache: ``{"flushed": bool, "message": …}``)."""
+    """A question about the engine, answered by a Reply. ``what`` is one of ``requests``,
+    ``request`` (by rid), ``ledger``, ``load``, ``info``, ``flush`` (drop the prefix cache:
+    ``{"flushed": bool, "message": …}``)."""
 
     query: int
     what: Literal["requests", "request", "ledger", "load", "info", "flush"]
@@ -126,14 +134,15 @@ class Query(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Admit nothing more. After ``grace_s`` the rest is ended, and the engine exits when it is at rest."""
+    """Admit nothing more. After ``grace_s`` the rest is ended, and the engine exits when it is at
+    rest."""
 
     grace_s: float = 0.0
 
 
 class DebugHook(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Fault hooks, accepted only with ``--debug``: ``hold_step`` / ``release_step`` (between launch and commit),
-    ``retract`` (rid). Answered by a Reply."""
+    """Fault hooks, accepted only with ``--debug``: ``hold_step`` / ``release_step`` (between
+    launch and commit), ``retract`` (rid). Answered by a Reply."""
 
     query: int
     hook: Literal["hold_step", "release_step", "retract"]
@@ -145,7 +154,7 @@ ToEngine: TypeAlias = (
 )
 
 
-# --- engine to server -------------------------------------------------------------------------------------------
+# --- engine to server ---
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -158,7 +167,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     context_length: int
     eos_token_ids: tuple[int, ...]
     max_prompt_tokens: int
-    """The longest prompt that the KV pool and the context can ever hold (with room for one output token)."""
+    """The longest prompt that the KV pool and the context can ever hold (with room for one output
+    token)."""
     info: dict[str, object]
     """Configuration and sizes for ``/server_info``: JSON values only."""
 
@@ -167,11 +177,11 @@ TopLogprobs: TypeAlias = list[tuple[int, float]]
 
 
 class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """New tokens of one request, and its end. Tokens carry their output index, so a lost or repeated one shows.
+    """New tokens of one request, and its end. Tokens carry their output index, so a lost or
+    repeated one shows.
 
-    ``finish`` is set on the last Output of a request, exactly once. A refused request gets one Output without
-    tokens whose finish has a status.
-    """
+    ``finish`` is set on the last Output of a request, exactly once. A refused request gets one
+    Output without tokens whose finish has a status."""
 
     rid: str
     index: int
