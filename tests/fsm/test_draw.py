@@ -3,9 +3,9 @@
 import os
 import re
 import shutil
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -30,7 +30,7 @@ needs_dot = pytest.mark.skipif(
     shutil.which("dot") is None and "CI" not in os.environ,
     reason="drawing needs the program `dot` (Debian, Ubuntu: apt-get install graphviz)",
 )
-"""A laptop may lack Graphviz; in CI, where the same check must not be skipped unseen, that fails."""
+"""A laptop may lack Graphviz; in CI, where nobody would see the skip, a missing one fails."""
 
 each = pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.chart.name)
 
@@ -173,7 +173,7 @@ def test_the_glossary_has_every_word() -> None:
 @needs_dot
 @each
 def test_a_picture_is_well_formed_and_shows_its_chart(drawing: Drawing) -> None:
-    root = ElementTree.fromstring(to_svg(to_dot(drawing)))
+    root = ET.fromstring(to_svg(to_dot(drawing)))
     shown = " ".join(text.strip() for text in root.itertext())
     assert drawing.chart.fingerprint in shown
     assert all(state.name in shown for state in drawing.chart.states)
