@@ -25,7 +25,7 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
-    """The text of tokens as it becomes certain: ``decode(a + b) == push(a) + push(b) + finish()``."""
+    """Text as it becomes certain: ``decode(a + b) == push(a) + push(b) + finish()``."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -55,7 +55,7 @@ class StopHit(NamedTuple):
 
 
 class TextDelta(NamedTuple):
-    """Text to hand out now, and the stop string that was found, after which there is no more text."""
+    """Text to hand out now, and the stop string that was found, behind which there is no text."""
 
     text: str
     stop: StopHit | None = None
@@ -69,8 +69,8 @@ class StopMatcher:
     because another one is a part of it. Where ``include`` is set the matched text is handed out (as
     ``no_stop_trim`` and ``include_stop_str_in_output`` ask), and never anything behind it.
 
-    A match that is complete with fewer than ``min_tokens`` output tokens is no match (B92): the text
-    is handed out, and the search goes on. A match may begin before that point and end after it.
+    A match that is complete with fewer than ``min_tokens`` output tokens is no match: the text is
+    handed out, and the search goes on. A match may begin before that point and end after it.
 
     Raises ValueError for more than 32 stop strings, an empty one, or one of over 1,024 characters.
     """
