@@ -40,7 +40,7 @@ class EngineConfig(BaseModel):
     max_queued_requests: int = Field(default=256, ge=0)
     """Requests that wait for admission; one more is refused with 503."""
     chunked_prefill_size: int = Field(default=256, ge=1)
-    """Token budget of a step: decodes first, then prompt chunks up to this many."""
+    """Prompt tokens in one step, beside the decodes; a longer prompt is computed in chunks."""
     depth: Literal[1, 2] = 2
     """Steps in flight: with 2, the next step is launched before the last one is committed."""
     prefix_cache: bool = True

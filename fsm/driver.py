@@ -36,8 +36,13 @@ class IllegalEvent(RuntimeError):  # noqa: N818 - named as the field names it
 class Subject(Protocol):
     """What a driver knows of a request."""
 
+    @property
+    def life(self) -> str: ...
+
+    @property
+    def kit(self) -> frozenset[Resource]: ...
+
     state: str
-    kit: frozenset[Resource]
     leases: dict[Resource, Lease]
     journal: Journal
 

@@ -20,7 +20,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from fsm.resources import Disposition, Resource
 
-LeaseState: TypeAlias = Literal["reserved", "held", "released"]
+LeaseStage: TypeAlias = Literal["reserved", "held", "released"]
 
 
 class LeaseError(RuntimeError):
@@ -36,32 +36,32 @@ class Lease:
     """One owner's claim on one pool. Subclasses give it contents (a row number, a block table,
     …)."""
 
-    __slots__ = ("owner", "resource", "state", "units")
+    __slots__ = ("owner", "resource", "stage", "units")
 
     def __init__(self, resource: Resource, owner: str, units: int = 1) -> None:
         self.resource: Final = resource
         self.owner: Final = owner
         self.units = units
-        self.state: LeaseState = "reserved"
+        self.stage: LeaseStage = "reserved"
 
     def adopt(self) -> None:
         """Entering a state that holds it. Cannot fail for a reserved lease."""
-        if self.state != "reserved":
-            raise LeaseError(f"{self.resource} of {self.owner}: adopted while {self.state}")
-        self.state = "held"
+        if self.stage != "reserved":
+            raise LeaseError(f"{self.resource} of {self.owner}: adopted while {self.stage}")
+        self.stage = "held"
 
     def release(self, disposition: Disposition | None = None) -> None:
         """Leaving the last state that holds it; ``disposition`` says where pages go."""
-        if self.state != "held":
-            raise LeaseError(f"{self.resource} of {self.owner}: released while {self.state}")
-        self.state = "released"
+        if self.stage != "held":
+            raise LeaseError(f"{self.resource} of {self.owner}: released while {self.stage}")
+        self.stage = "released"
         self._give_back(disposition)
 
     def cancel(self) -> None:
         """Give a reservation back that no transition adopted."""
-        if self.state != "reserved":
-            raise LeaseError(f"{self.resource} of {self.owner}: cancelled while {self.state}")
-        self.state = "released"
+        if self.stage != "reserved":
+            raise LeaseError(f"{self.resource} of {self.owner}: cancelled while {self.stage}")
+        self.stage = "released"
         self._give_back(None)
 
     def _give_back(self, disposition: Disposition | None) -> None:
@@ -140,11 +140,15 @@ class CountPool:
 
     def reserve(self, owner: str, units: int = 1) -> CountLease:
         """Raises :class:`Exhausted` when fewer than ``units`` are free."""
+        self.take(owner, units)
+        return CountLease(self, owner, units)
+
+    def take(self, owner: str, units: int = 1) -> None:
+        """Count units out to ``owner`` for a lease of another class, which gives them back."""
         if self._held_units + units > self.total:
             raise Exhausted(f"{self.name}: {self.total - self._held_units} of {self.total} free")
         self._held[owner] += units
         self._held_units += units
-        return CountLease(self, owner, units)
 
     def give_back(self, owner: str, units: int) -> None:
         if self._held[owner] < units:

@@ -1,0 +1,52 @@
+"""Groups: the parallel samples of one submission (``n > 1``), aborted and counted together
+(B07)."""
+
+from typing import Final
+
+from engine.request import Request
+from fsm.ledger import CountPool, Lease
+from fsm.resources import Disposition
+
+
+class Membership(Lease):
+    """One request's place in its group; the group disappears with its last member."""
+
+    __slots__ = ("_book", "request")
+
+    def __init__(self, book: "GroupBook", request: Request) -> None:
+        super().__init__("group_members", request.life)
+        self._book = book
+        self.request: Final = request
+
+    def _give_back(self, disposition: Disposition | None) -> None:
+        self._book.leave(self.request)
+
+
+class GroupBook:
+    """Live groups by the rid of their submission."""
+
+    def __init__(self, limit: int) -> None:
+        self.pool: Final = CountPool("group_members", limit)
+        self._members: dict[str, dict[str, Request]] = {}
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def members(self, group: str) -> list[Request]:
+        return list(self._members.get(group, {}).values())
+
+    def reserve(self, request: Request) -> Membership:
+        """Raises :class:`fsm.ledger.Exhausted` beyond the limit of open requests."""
+        self.pool.take(request.life)
+        self._members.setdefault(request.group or "", {})[request.life] = request
+        return Membership(self, request)
+
+    def leave(self, request: Request) -> None:
+        members = self._members[request.group or ""]
+        del members[request.life]
+        if not members:
+            del self._members[request.group or ""]
+        self.pool.give_back(request.life, 1)

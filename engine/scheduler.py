@@ -1,0 +1,1054 @@
+"""The scheduler: the only one who fires transitions.
+
+It is deterministic and does no IO. Time, the runner, the store and the sink of the trace are
+handed in, so the same class runs in production (:mod:`engine.loop`), in scenarios and in
+simulation (:mod:`engine.sim`).
+
+One turn of the loop is
+
+1. :meth:`handle` every message that arrived, :meth:`tick` the clock, :meth:`store_done` and
+:meth:`pages_done`;
+2. :meth:`commit` every step that has come back, in launch order;
+3. :meth:`launch` while a step may be launched (``depth`` in flight at most);
+4. :meth:`flush` what clients are to be told.
+
+What something does to a request is not decided here but in :func:`fsm.decide.decide`; who
+computes and who gives way is decided in :mod:`engine.policy`. This module gathers facts, applies
+the answers by firing events, and keeps the indexes (queue, device, live rids), which follow from
+the states and are updated in one place, :meth:`_moved`."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+from engine.answers import Outbox
+from engine.batch import (
+    FEED,
+    Batch,
+    BatchItem,
+    PageExport,
+    PageImport,
+    PagesDone,
+    RowInit,
+    Sampled,
+    StepResult,
+)
+from engine.config import EngineConfig
+from engine.groups import GroupBook
+from engine.intake import Limits, Refusal, check_submission
+from engine.pages import Kv, Pages, PrefixLock
+from engine.policy import Candidate, Holder, Need, admit, allot, displace
+from engine.request import Request
+from engine.sessions import SessionBook, SessionError
+from engine.spans import SpanBook
+from engine.store import PageStore, Prefetch, PrefetchBook, StoreDone, page_keys
+from fsm.chart import Actor, Move
+from fsm.decide import Decision, Facts, Message, decide
+from fsm.driver import Driver, Subject
+from fsm.ledger import Exhausted, Lease, Ledger, Pool, SlotLease, SlotPool
+from fsm.resources import Resource
+from fsm.trace import Sink, Tracer
+from fsm.unified import BASE_KIT, UNIFIED
+from transport.messages import (
+    Abort,
+    CloseSession,
+    Drain,
+    Finish,
+    FromEngine,
+    Load,
+    OpenSession,
+    Outputs,
+    Reply,
+    StopMatched,
+    Submit,
+)
+
+RECENT_LIMIT: Final = 4096
+"""Finished rids remembered, so that a late abort is told "finished" and not "unknown"."""
+
+QUEUE_SCAN: Final = 32
+"""Queued requests looked at in one step: its cost must not grow with the queue."""
+
+QUEUED_STATES: Final = frozenset({"prefetching", "waiting", "retracted"})
+DEVICE_STATES: Final = frozenset({"prefilling", "decoding"})
+
+STORE_OWNER: Final = "store:"
+"""Owner of pages that are being copied out to the store."""
+
+
+class LifecycleBug(AssertionError):  # noqa: N818 - it names what it is
+    """An invariant is broken. Never an operating error: the process must not go on."""
+
+
+class Runner(Protocol):
+    """Takes work in order and returns at once; results come back through the loop."""
+
+    def launch(self, work: Batch | PageExport | PageImport) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the scheduler knows of the model."""
+
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    weights_digest: str
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters since start, for metrics."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    retracted: int = 0
+    aborted: int = 0
+    finished: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    kind: str
+    request: Request
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Export:
+    """Pages of one prompt on their way to the store; they stay owned until the copy was made."""
+
+    lock: PrefixLock
+    pages: array[int]
+    keys: list[str]
+
+
+class Scheduler:
+    """All requests of one unified node."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelFacts,
+        kv_pages: int,
+        clock: Callable[[], float],
+        runner: Runner,
+        store: PageStore | None = None,
+        boot_id: str = "boot",
+        node: str = "unified-0",
+        trace: Sink | None = None,
+    ) -> None:
+        self.config: Final = config
+        self.model: Final = model
+        self.boot_id: Final = boot_id
+        self.node: Final = node
+        self._clock = clock
+        self._runner = runner
+        self._store = store
+        self.tracer: Final = Tracer(node, clock, trace)
+        context = config.context_length or model.context_length
+        self.limits: Final = Limits(model.vocab_size, context, kv_pages * config.page_size)
+        open_limit = 2 * config.max_running_requests + config.max_queued_requests + 1
+
+        note = self.tracer.lease if trace is not None else None
+        rows = config.max_running_requests
+        locks = rows + config.max_prefetches
+        self.kv: Final = Kv(kv_pages, config.page_size, locks, config.prefix_cache, note)
+        self.rows: Final = SlotPool("rows", rows)
+        self.sessions: Final = SessionBook(config.max_sessions)
+        self.groups: Final = GroupBook(open_limit)
+        self.spans: Final = SpanBook(open_limit)
+        self.outbox: Final = Outbox(open_limit)
+        self._tickets = 0
+        pools: list[Pool] = [
+            self.rows,
+            self.kv.pool,
+            self.kv.locks,
+            self.sessions.pool,
+            self.groups.pool,
+            self.spans.pool,
+            self.outbox.pool,
+        ]
+        self._prefetches: PrefetchBook | None = None
+        if store is not None:
+            self._prefetches = PrefetchBook(store, config.max_prefetches, self._ticket)
+            pools.append(self._prefetches)
+        self._exports: dict[int, _Export] = {}
+        self._store_writes: set[int] = set()
+        self._imports: set[int] = set()
+        self.ledger: Final = Ledger(pools)
+        self.driver: Final = Driver(UNIFIED, clock, self._moved)
+
+        self.lives: Final[dict[str, Request]] = {}
+        self.live: Final[dict[str, Request]] = {}
+        self.recent: Final[OrderedDict[str, Request]] = OrderedDict()
+        self._queue: list[tuple[tuple[int, int], Request]] = []
+        self._device: list[tuple[tuple[int, int], Request]] = []
+        self._in_flight: deque[tuple[Batch, tuple[Request, ...]]] = deque()
+        self._rows_taken: list[RowInit] = []
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._replies: list[FromEngine] = []
+        self._serial = 0
+        self._timer_serial = 0
+        self._steps = 0
+        self._drain_deadline: float | None = None
+        self.draining = False
+        self.stats: Final = Stats()
+        self.tracer.header(
+            boot_id,
+            ("unified",),
+            {UNIFIED.name: UNIFIED.fingerprint},
+            {pool.name: pool.counts().total for pool in pools},
+        )
+
+    # --- what arrives ---
+
+    def submit(self, message: Submit) -> None:
+        """Intake: validate, then queue, or refuse at the door. All members of a group or none."""
+        now = self._now()
+        group = message.rid if message.n > 1 else None
+        rids = [f"{message.rid}#{i}" for i in range(message.n)] if group else [message.rid]
+        refusal: Refusal | None = None
+        prompt, max_new = message.prompt, 0
+        try:
+            self._check_ids(message.rid, rids)
+            if message.session is not None:
+                prompt = self._session_prompt(message)
+            max_new = check_submission(message, prompt, self.limits)
+            if message.session is not None:
+                self.sessions.check_turn(message.session, len(prompt) + max_new)
+            self._check_room(len(rids))
+        except Refusal as error:
+            refusal = error
+        except SessionError as error:
+            refusal = Refusal(f"session_params: {error}")
+        for rid in rids if refusal is None else [message.rid]:
+            request = self._arrive(message, rid, group, prompt, max_new, now, refusal is None)
+            if refusal is not None:
+                self._refuse(request, refusal)
+            else:
+                self._enqueue(request, message.deadline_s, now)
+
+    def abort(self, message: Abort) -> None:
+        """End requests by exact rid, group rid, or all; reply with what became of each rid."""
+        outcome: dict[str, list[str]] = {"aborted": [], "finished": [], "unknown": []}
+        wanted = list(self.live) if message.all else list(message.rids)
+        for rid in wanted:
+            requests = self.groups.members(rid) or [r for r in [self.live.get(rid)] if r]
+            for request in requests:
+                self._deliver(request, "abort", self._abort_finish(request, message.cause))
+            if requests:
+                outcome["aborted"].append(rid)
+            elif rid in self.recent:
+                outcome["finished"].append(rid)
+            else:
+                outcome["unknown"].append(rid)
+        if message.query:
+            self._replies.append(Reply(message.query, outcome))
+
+    def stop_matched(self, message: StopMatched) -> None:
+        """The server found a stop string. Tokens past it never reached the client and do not
+        count."""
+        request = self.live.get(message.rid)
+        if request is None:
+            late = self.recent.get(message.rid)
+            if late is not None and late.session is not None:
+                self.sessions.trim_last_turn(late, message.tokens)
+            return
+        if not 0 <= message.tokens <= request.output_len:
+            return  # a stop in tokens that were never sent: the server is confused, nothing is lost
+        finish = Finish(type="stop", matched=message.matched)
+        decision = self._decide(request, "stop_matched", Facts(launched=request.in_steps > 0))
+        if decision.effect == "fire":
+            del request.tokens[request.prompt_len + message.tokens :]
+            self._apply(request, decision, finish)
+
+    def open_session(self, message: OpenSession) -> None:
+        self.sessions.now = self._now()
+        data: dict[str, object] = {"session": message.session}
+        capacity = min(message.capacity or self.limits.context_length, self.limits.context_length)
+        try:
+            self.sessions.open(message.session, capacity, message.timeout_s)
+        except SessionError as error:
+            data = {"error": str(error), "status": 400}
+        self._replies.append(Reply(message.query, data))
+
+    def close_session(self, message: CloseSession) -> None:
+        data: dict[str, object] = {"closed": True}
+        try:
+            turn = self.sessions.close(message.session)
+            if turn is not None:
+                self._deliver(turn, "abort", self._abort_finish(turn, "api"))
+        except SessionError as error:
+            data = {"closed": False, "error": str(error), "status": 400}
+        self._replies.append(Reply(message.query, data))
+
+    def drain(self, message: Drain) -> None:
+        """Refuse what comes, finish what is here, and after the grace end the rest."""
+        self.draining = True
+        deadline = self._now() + message.grace_s
+        if self._drain_deadline is None or deadline < self._drain_deadline:
+            self._drain_deadline = deadline
+        self.tick()
+
+    def reply(self, query: int, data: object) -> None:
+        """Answer a question that somebody else knows the answer to, in order with everything
+        else."""
+        self._replies.append(Reply(query, data))
+
+    def flush_cache(self) -> tuple[bool, str]:
+        """Empty the prefix cache; refused while any request is live or being stopped."""
+        if self.lives:
+            return False, f"Cache not flushed: {len(self.lives)} requests are not done."
+        freed = self.kv.cache.flush()
+        return True, f"Cache flushed: {freed} pages."
+
+    def retract(self, rid: str) -> bool:
+        """Push one request out on purpose (fault hook, tests). False where it is not on the
+        device."""
+        request = self.live.get(rid)
+        if request is None or request.state not in DEVICE_STATES:
+            return False
+        self._retract(request, "forced")
+        return True
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """Fire every deadline that has passed."""
+        now = self._now()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            request = timer.request
+            if request.life not in self.lives or not self._timer_applies(timer):
+                continue
+            if timer.kind == "prefetch":
+                self._deliver(request, "prefetch_failed")
+            else:
+                self._deliver(request, "expired", self._expiry(timer))
+        for name in self.sessions.expired(now):
+            self.sessions.close(name)
+        if self._drain_deadline is not None and self._drain_deadline <= now and self.live:
+            self.abort(Abort(all=True, cause="drain"))
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`tick` has something to do next (seconds on the node's clock)."""
+        times = [self._timers[0][0]] if self._timers else []
+        if self._drain_deadline is not None and self.live:
+            times.append(self._drain_deadline)
+        return min(times, default=None)
+
+    # --- steps ---
+
+    @property
+    def can_launch(self) -> bool:
+        return len(self._in_flight) < self.config.depth
+
+    @property
+    def steps_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def launch(self) -> Batch | None:
+        """Plan one step and hand it to the runner; None when there is nothing to compute."""
+        if not self.can_launch:
+            return None
+        runnable = self._make_room()
+        self._admit()
+        batch, requests = self._build(runnable)
+        if batch is None:
+            return None
+        self._in_flight.append((batch, requests))
+        self._runner.launch(batch)
+        return batch
+
+    def commit(self, result: StepResult) -> None:
+        """A launched step has come back; steps come back in launch order."""
+        if not self._in_flight or self._in_flight[0][0].step != result.step:
+            raise LifecycleBug(f"step {result.step} came back out of order")
+        batch, requests = self._in_flight.popleft()
+        self._now()
+        self.stats.steps += 1
+        for index, (item, request) in enumerate(zip(batch.items, requests, strict=True)):
+            request.in_steps -= 1
+            if result.error is not None:
+                self._commit_failure(item, request, result.error)
+            else:
+                self._commit_item(item, request, result.sampled[index])
+            self._settle(request)
+
+    def pages_done(self, done: PagesDone) -> None:
+        """An export or import has run on the device."""
+        self._imports.discard(done.ticket)
+        export = self._exports.pop(done.ticket, None)
+        if export is None or self._store is None:
+            return
+        owner = f"{STORE_OWNER}{done.ticket}"
+        export.lock.release()
+        for page in export.pages:
+            self.kv.pool.drop(page, owner)
+        if done.error is None:
+            self._store_writes.add(done.ticket)
+            self._store.save(done.ticket, export.keys, done.blobs)
+
+    def poll_store(self) -> None:
+        """Take what the store has finished."""
+        if self._store is None:
+            return
+        for done in self._store.poll():
+            self._store_done(done)
+
+    # --- what leaves ---
+
+    def flush(self) -> list[FromEngine]:
+        """Outputs of this turn in one frame, then replies."""
+        out: list[FromEngine] = []
+        outputs = self.outbox.flush()
+        if outputs:
+            out.append(Outputs(outputs))
+        out.extend(self._replies)
+        self._replies.clear()
+        return out
+
+    @property
+    def at_rest(self) -> bool:
+        """Invariant 8: nothing live, nothing held, nothing that could still be touched."""
+        return (
+            not self.lives
+            and not self._in_flight
+            and not self._exports
+            and not self._store_writes
+            and not self._imports
+            and self.ledger.at_rest
+        )
+
+    @property
+    def queue(self) -> list[Request]:
+        return [request for _, request in self._queue]
+
+    @property
+    def device(self) -> list[Request]:
+        return [request for _, request in self._device]
+
+    def load(self) -> Load:
+        counts = self.kv.pool.counts()
+        stats = self.stats
+        return Load(
+            running=len(self._device),
+            waiting=len(self._queue),
+            tokens_used=counts.held * self.config.page_size,
+            tokens_total=counts.total * self.config.page_size,
+            steps=stats.steps,
+            generated_tokens=stats.generated_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            retracted=stats.retracted,
+            aborted=stats.aborted,
+            at_rest=self.at_rest,
+        )
+
+    def audit(self) -> list[str]:
+        """Every invariant that can be checked from inside, from scratch; empty when all hold."""
+        faults = self.ledger.audit() + self.kv.audit()
+        for request in self.lives.values():
+            holds = UNIFIED.holds[request.state] & request.kit
+            if request.leases.keys() != holds:
+                faults.append(f"{request.rid} in {request.state}: holds {sorted(request.leases)}")
+            pages = request.leases.get("pages")
+            if isinstance(pages, Pages):
+                faults += [
+                    f"{request.rid}: page {page} is not its own"
+                    for page in pages.table
+                    if request.life not in self.kv.pool.owners_of(page)
+                ]
+        for batch, requests in self._in_flight:
+            for index, request in enumerate(requests):
+                loose = [
+                    page
+                    for page in batch.pages_of(index)
+                    if request.life not in self.kv.pool.owners_of(page)
+                ]
+                if loose:
+                    faults.append(
+                        f"step {batch.step} touches released pages {loose} of {request.rid}"
+                    )
+        return faults
+
+    # --- intake ---
+
+    def _check_ids(self, rid: str, rids: Iterable[str]) -> None:
+        if not rid:
+            raise Refusal("rid: is empty")
+        if rid in self.groups or any(r in self.live for r in (rid, *rids)):
+            raise Refusal(
+                f"rid: {rid!r} is the id of a live request; ids may be reused once it ended"
+            )
+
+    def _session_prompt(self, message: Submit) -> list[int]:
+        if message.n > 1:
+            raise Refusal("n: a session takes one sample a turn")
+        return self.sessions.history(message.session or "") + message.prompt
+
+    def _check_room(self, members: int) -> None:
+        if self.draining:
+            raise Refusal("the server is shutting down", 503)
+        if len(self._queue) + members > self.config.max_queued_requests + self.rows.free:
+            raise Refusal("The request queue is full.", 503)
+
+    def _arrive(
+        self,
+        message: Submit,
+        rid: str,
+        group: str | None,
+        prompt: list[int],
+        max_new_tokens: int,
+        now: float,
+        accepted: bool,
+    ) -> Request:
+        self._serial += 1
+        life = f"{self.boot_id}:{self._serial}"
+        kit = set(BASE_KIT)
+        keys: list[str] = []
+        if accepted:
+            if message.session is not None:
+                kit.add("session_turns")
+            if group is not None:
+                kit.add("group_members")
+            keys = self._stored_keys(prompt)
+            if keys:
+                kit.add("prefetches")
+        request = Request(
+            life,
+            rid,
+            list(prompt),
+            message.sampling,
+            frozenset(kit),
+            self._serial,
+            now,
+            message.priority,
+            message.session,
+            group,
+        )
+        request.max_new_tokens = max_new_tokens
+        stop_ids = set(message.sampling.stop_token_ids)
+        if not message.sampling.ignore_eos:
+            stop_ids |= set(self.model.eos_token_ids)
+        request.stop_ids = frozenset(stop_ids)
+        span = self.spans.open(life, f"request {rid}", now)
+        span.span.attributes.update(
+            {"gen_ai.request.id": rid, "gen_ai.usage.input_tokens": len(prompt)}
+        )
+        request.span = span.span
+        self.lives[life] = request
+        leases: dict[Resource, Lease] = {
+            "spans": span,
+            "frontend_records": self.outbox.open(request),
+        }
+        self.driver.begin(request, leases)
+        if accepted:
+            self.live[rid] = request
+        self.tracer.submit(
+            life, rid, tuple(sorted(kit)), tuple(leases), len(prompt), max_new_tokens
+        )
+        return request
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        request.finish = refusal.finish
+        self.stats.refused += 1
+        self._fire(request, "reject", "intake", str(refusal))
+
+    def _enqueue(self, request: Request, deadline_s: float | None, now: float) -> None:
+        leases: dict[Resource, Lease] = {}
+        if request.session is not None:
+            leases["session_turns"] = self.sessions.reserve(request)
+        if request.group is not None:
+            leases["group_members"] = self.groups.reserve(request)
+        event = "enqueue"
+        if "prefetches" in request.kit:
+            event = "prefetch"
+            leases["prefetches"] = self._reserve_prefetch(request)
+            self._set_timer(now + self.config.prefetch_timeout_s, "prefetch", request)
+        self._fire(request, event, "intake", "", leases)
+        if self.config.waiting_timeout_s is not None:
+            self._set_timer(now + self.config.waiting_timeout_s, "waiting", request)
+        if deadline_s is not None:
+            request.client_deadline = now + deadline_s
+            self._set_timer(request.client_deadline, "client", request)
+
+    # --- moving requests ---
+
+    def _decide(self, request: Request, message: Message, facts: Facts) -> Decision:
+        decision = decide(UNIFIED, request.state, message, facts)
+        if decision.effect == "refuse":
+            raise LifecycleBug(f"{message} for {request.rid} in {request.state} ({facts})")
+        return decision
+
+    def _deliver(self, request: Request, message: Message, finish: Finish | None = None) -> None:
+        """Something arrived for a request: decide, and apply."""
+        decision = self._decide(request, message, Facts(launched=request.in_steps > 0))
+        self._apply(request, decision, finish)
+
+    def _apply(self, request: Request, decision: Decision, finish: Finish | None) -> None:
+        if decision.effect != "fire" or decision.event is None:
+            return
+        target = UNIFIED.table[request.state, decision.event].target
+        if not UNIFIED.is_live(target) and request.finish is None:
+            request.finish = finish
+        self._fire(request, decision.event, decision.by, finish.message if finish else "")
+        self._settle(request)
+
+    def _settle(self, request: Request) -> None:
+        """Whoever is stopping or retracting leaves as soon as no launched step contains it."""
+        if request.in_steps == 0 and request.state in ("stopping", "retracting"):
+            self._deliver(request, "quiet")
+
+    def _fire(
+        self,
+        request: Request,
+        event: str,
+        by: Actor,
+        why: str = "",
+        leases: dict[Resource, Lease] | None = None,
+    ) -> None:
+        self.spans.now = self.sessions.now = self._clock()
+        self.driver.fire(request, event, by, why, leases or {})
+
+    def _moved(self, subject: Subject, move: Move, by: str, why: str) -> None:
+        """Keep the indexes equal to the states; the driver calls this after every move."""
+        request = self.lives[subject.life]
+        source, target = move.edge.source, move.edge.target
+        entry = (request.rank, request)
+        if source in QUEUED_STATES and target not in QUEUED_STATES:
+            self._queue.pop(self._index(self._queue, request))
+        if source in DEVICE_STATES and target not in DEVICE_STATES:
+            self._device.pop(self._index(self._device, request))
+        if target in QUEUED_STATES and source not in QUEUED_STATES:
+            bisect.insort(self._queue, entry, key=_rank)
+        if target in DEVICE_STATES and source not in DEVICE_STATES:
+            bisect.insort(self._device, entry, key=_rank)
+        if request.span is not None:
+            request.span.events.append((self._clock(), target))
+        self.tracer.move(
+            request.life,
+            request.attempt,
+            request.rid,
+            move.edge.event,
+            by,
+            source,
+            target,
+            move.takes,
+            move.drops,
+            why,
+        )
+        if target == "retracted":
+            request.attempt += 1
+            request.retractions += 1
+            request.launched = request.committed = 0
+            self.stats.retracted += 1
+        elif UNIFIED.is_live(source) and not UNIFIED.is_live(target):
+            self._retired(request)
+        if target == "done":
+            del self.lives[request.life]
+        if self.config.checks:
+            faults = self.audit()
+            if faults:
+                raise LifecycleBug(f"after {move.edge}: " + "; ".join(faults[:5]))
+
+    def _retired(self, request: Request) -> None:
+        finish = request.finish
+        if finish is None:
+            raise LifecycleBug(f"{request.rid} retired without a reason")
+        if request.span is not None:
+            request.span.status = finish.message or finish.type
+            request.span.attributes["gen_ai.usage.output_tokens"] = request.output_len
+        if self.live.get(request.rid) is request:
+            del self.live[request.rid]
+            self.recent[request.rid] = request
+            self.recent.move_to_end(request.rid)
+            while len(self.recent) > RECENT_LIMIT:
+                self.recent.popitem(last=False)
+            if finish.type == "abort":
+                self.stats.aborted += 1
+            else:
+                self.stats.finished += 1
+        self.tracer.answer(
+            request.life,
+            request.rid,
+            finish.type,
+            request.output_len,
+            finish.status,
+            finish.message,
+        )
+
+    @staticmethod
+    def _index(entries: list[tuple[tuple[int, int], Request]], request: Request) -> int:
+        index = bisect.bisect_left(entries, request.rank, key=_rank)
+        if index == len(entries) or entries[index][1] is not request:
+            raise LifecycleBug(f"{request.rid} is not where its state says it is")
+        return index
+
+    # --- planning a step ---
+
+    def _make_room(self) -> list[Request]:
+        """Give every request on the device the pages of its next token; who gets none waits or
+        gives way."""
+        while True:
+            requests = [r for _, r in self._device if not r.withheld]
+            needs = [
+                Need(r.life, self._pages_short(r), 0 if r.is_prefill else -1) for r in requests
+            ]
+            if all(need.pages == 0 for need in needs):
+                return requests
+            needs = [
+                Need(n.life, n.pages, self.kv.exclusive(self._pages(r)))
+                for n, r in zip(needs, requests, strict=True)
+            ]
+            allotment = allot(needs, self.kv.available, self._pages_coming())
+            for life in allotment.victims:
+                self._retract(self.lives[life], "no pages")
+            if not allotment.victims:
+                run = set(allotment.run)
+                for need, request in zip(needs, requests, strict=True):
+                    if need.life in run and need.pages:
+                        self._pages(request).extend(need.pages)  # before admission sees them
+                return [r for r in requests if r.life in run]
+
+    def _pages_short(self, request: Request) -> int:
+        span = request.next_span(1, self.config.depth)
+        if span is None or request.is_prefill:
+            return 0  # a prompt has all its pages from the start
+        return max(0, self.kv.pages_for(span[0] + 1) - len(self._pages(request).table))
+
+    def _pages_coming(self) -> int:
+        """Pages that requests on their way out will give back when their last step commits."""
+        leaving = {
+            request.life: request
+            for _, requests in self._in_flight
+            for request in requests
+            if request.state in ("stopping", "retracting")
+        }
+        return sum(self.kv.exclusive(self._pages(request)) for request in leaving.values())
+
+    def _retract(self, request: Request, why: str) -> None:
+        self._fire(request, "retract", "scheduler", why)
+        self._settle(request)
+
+    def _admit(self) -> None:
+        """Move queued requests to the device while rows, pages and the prompt budget last."""
+        if not self._queue:
+            return
+        budget = self.config.chunked_prefill_size - sum(
+            len(r.tokens) - r.launched for _, r in self._device if r.is_prefill
+        )
+        candidates = {request.life: request for _, request in islice(self._queue, QUEUE_SCAN)}
+        decoding = sum(not r.is_prefill for _, r in self._device)
+        admission = admit(
+            (self._candidate(request) for request in candidates.values()),
+            self.rows.free,
+            self.kv.available,
+            budget,
+            decoding,
+            self.config.max_overtakes,
+        )
+        for life in admission.admit:
+            # One admission may have taken what the next one counted on: then that one waits.
+            if not self._admit_one(candidates[life]):
+                break
+        for life in admission.passed:
+            candidates[life].overtaken += 1
+        if not admission.admit and self._queue:
+            self._displace(self._queue[0][1])
+
+    def _candidate(self, request: Request) -> Candidate:
+        pages, tokens = self.kv.cost(request)
+        return Candidate(
+            request.life,
+            pages,
+            tokens,
+            request.overtaken,
+            request.state != "prefetching" and not request.withheld,
+        )
+
+    def _admit_one(self, request: Request) -> bool:
+        try:
+            pages, lock = self.kv.reserve(request)
+        except Exhausted:
+            return False
+        row = self.rows.reserve(request.life)
+        cached = pages.shared * self.config.page_size
+        request.launched = request.committed = cached
+        if request.attempt == 0:
+            request.cached_tokens = cached
+            request.admitted_at = self._clock()
+            self.stats.cached_tokens += cached
+            self.stats.prompt_tokens += request.prompt_len
+            if self.config.running_timeout_s is not None:
+                deadline = request.admitted_at + self.config.running_timeout_s
+                self._set_timer(deadline, "running", request)
+        self._rows_taken.append(
+            RowInit(
+                row.slot,
+                list(request.tokens),
+                request.prompt_len,
+                request.sampling,
+                tuple(sorted(request.stop_ids)),
+            )
+        )
+        leases: dict[Resource, Lease] = {"rows": row, "pages": pages, "prefix_locks": lock}
+        event = "admit" if request.state == "waiting" else "readmit"
+        self._fire(request, event, "scheduler", "", leases)
+        return True
+
+    def _displace(self, head: Request) -> None:
+        """A waiting request of higher priority pushes out lower ones, if that makes it fit."""
+        if head.state == "prefetching" or head.withheld:
+            return
+        if not any(r.priority < head.priority for _, r in self._device):
+            return
+        candidate = self._candidate(head)
+        holders = [
+            Holder(r.life, r.priority, self.kv.exclusive(self._pages(r))) for _, r in self._device
+        ]
+        missing = candidate.pages - self.kv.available - self._pages_coming()
+        for life in displace(head.priority, missing, 1 - self.rows.free, holders):
+            self._retract(self.lives[life], f"displaced by {head.rid}")
+
+    def _build(self, runnable: list[Request]) -> tuple[Batch | None, tuple[Request, ...]]:
+        """Decodes first, then prompt chunks within the budget, as one ragged batch."""
+        size = self.config.page_size
+        budget = self.config.chunked_prefill_size
+        decodes = [r for r in runnable if r.state in DEVICE_STATES and not r.is_prefill]
+        prefills = [r for _, r in self._device if r.is_prefill and not r.withheld]
+        tokens, qo, kv, indices, last = (
+            array("q"),
+            array("i", [0]),
+            array("i", [0]),
+            array("i"),
+            array("i"),
+        )
+        items: list[BatchItem] = []
+        requests: list[Request] = []
+        for request in (*decodes, *prefills):
+            span = request.next_span(budget, self.config.depth)
+            if span is None:
+                continue
+            start, count, sample = span
+            pages = self._pages(request)
+            if request.is_prefill:
+                budget -= count
+            row = request.leases["rows"]
+            if not isinstance(row, SlotLease):
+                raise LifecycleBug(f"{request.rid} has no row")
+            known = request.tokens[start : start + count]
+            tokens.extend(known if known else [FEED])
+            used = self.kv.pages_for(start + count)
+            qo.append(len(tokens))
+            indices.extend(pages.table[:used])
+            kv.append(len(indices))
+            last.append(start + count - (used - 1) * size)
+            items.append(BatchItem(request.life, request.attempt, row.slot, start, count, sample))
+            requests.append(request)
+            request.launched = start + count
+            request.in_steps += 1
+        if not items:
+            return None, ()
+        self._steps += 1
+        rows, self._rows_taken = tuple(self._rows_taken), []
+        batch = Batch(self._steps, size, tuple(items), tokens, qo, kv, indices, last, rows)
+        return batch, tuple(requests)
+
+    def _pages(self, request: Request) -> Pages:
+        pages = request.leases["pages"]
+        if not isinstance(pages, Pages):
+            raise LifecycleBug(f"{request.rid} in {request.state} has no pages")
+        return pages
+
+    # --- committing a step ---
+
+    def _commit_item(self, item: BatchItem, request: Request, sampled: Sampled) -> None:
+        facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
+        finish: Finish | None = None
+        message: Message = "chunk_committed"
+        if item.sample:
+            if sampled.token is None:
+                raise LifecycleBug(f"{request.rid}: a step that samples returned no token")
+            finish = self._ending(request, sampled.token)
+            message = "last_token_committed" if finish else "token_committed"
+        decision = self._decide(request, message, facts)
+        if decision.effect not in ("fire", "keep"):
+            return
+        request.committed = item.start + item.count
+        if sampled.token is not None and request.max_new_tokens > 0:
+            request.tokens.append(sampled.token)
+            self.stats.generated_tokens += 1
+            if request.first_token_at is None:
+                request.first_token_at = self._clock()
+            self.outbox.token(request, sampled)
+        if decision.event == "prefilled":
+            self._prompt_committed(request)
+        self._apply(request, decision, finish)
+
+    def _commit_failure(self, item: BatchItem, request: Request, error: str) -> None:
+        facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
+        decision = self._decide(request, "step_failed", facts)
+        self._apply(
+            request,
+            decision,
+            Finish(
+                type="error",
+                message=f"step failed: {error}",
+                status=500,
+                err_type="InternalServerError",
+            ),
+        )
+
+    def _ending(self, request: Request, token: int) -> Finish | None:
+        """Whether ``token`` ends the request: stop first, then length."""
+        length = min(request.output_len + 1, request.max_new_tokens)
+        if length >= request.sampling.min_new_tokens and token in request.stop_ids:
+            return Finish(type="stop", matched=token)
+        if length >= request.max_new_tokens:
+            return Finish(type="length", length=request.max_new_tokens)
+        return None
+
+    def _prompt_committed(self, request: Request) -> None:
+        lock = request.leases["prefix_locks"]
+        if isinstance(lock, PrefixLock):
+            self.kv.cache_prompt(request, self._pages(request), lock)
+            self._export(request, lock)
+
+    # --- the store ---
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def _keys(self, tokens: list[int], pages: int) -> list[str]:
+        seed = f"{self.model.weights_digest} page={self.config.page_size}"
+        return page_keys(seed, tokens, self.config.page_size, pages)
+
+    def _stored_keys(self, prompt: list[int]) -> list[str]:
+        """Keys of the stored pages of ``prompt`` beyond what the prefix cache has; often none."""
+        if self._prefetches is None or not self._prefetches.counts().free:
+            return []
+        usable = (len(prompt) - 1) // self.config.page_size
+        matched = len(self.kv.cache.match(prompt, len(prompt) - 1)[1])
+        if matched >= usable or not self.config.prefix_cache:
+            return []
+        keys = self._keys(prompt, usable)
+        hits = self._prefetches.store.hits(keys[matched:])
+        return keys[matched : matched + hits]
+
+    def _reserve_prefetch(self, request: Request) -> Prefetch:
+        if self._prefetches is None:
+            raise LifecycleBug("a prefetch without a store")
+        keys = self._stored_keys(request.tokens)
+        first = len(self.kv.cache.match(request.tokens, len(request.tokens) - 1)[1])
+        return self._prefetches.reserve(request.life, request.attempt, first, keys)
+
+    def _store_done(self, done: StoreDone) -> None:
+        self._store_writes.discard(done.ticket)
+        if self._prefetches is None or not self._prefetches.is_read(done.ticket):
+            return
+        lease = self._prefetches.over(done.ticket)
+        if lease is None:
+            return  # given up meanwhile; its unit is free now
+        request = self.lives[lease.owner]
+        loaded = bool(done.blobs) and self._import(request, lease, done.blobs or [])
+        self._deliver(request, "prefetch_loaded" if loaded else "prefetch_failed")
+
+    def _import(self, request: Request, lease: Prefetch, blobs: list[bytes]) -> bool:
+        """Put loaded pages into the prefix cache; false if there is no room or no place for them.
+
+        The copy is launched before any step that could read the pages, and runs in that order.
+        """
+        size = self.config.page_size
+        _, have = self.kv.cache.match(request.tokens, lease.first_page * size)
+        if len(have) < lease.first_page:
+            return False  # what it continues was evicted meanwhile
+        owner = f"{STORE_OWNER}{lease.ticket}"
+        pages = self.kv.take(owner, len(blobs))
+        if pages is None:
+            return False
+        self._imports.add(lease.ticket)
+        self._runner.launch(PageImport(lease.ticket, array("i", pages), list(blobs)))
+        end = lease.first_page + len(blobs)
+        self.kv.cache.insert(request.tokens, [*have, *pages], end)
+        for page in pages:
+            self.kv.pool.drop(page, owner)
+        return True
+
+    def _export(self, request: Request, lock: PrefixLock) -> None:
+        """Start copying the prompt's pages to the store, if it lacks some of them."""
+        if self._store is None or lock.node is self.kv.cache.root:
+            return
+        full = request.prompt_len // self.config.page_size
+        keys = self._keys(request.tokens, full)
+        known = self._store.hits(keys)
+        table = self._pages(request).table
+        wanted = range(known, full)
+        if not wanted or len(self._exports) >= self.config.max_prefetches:
+            return
+        ticket = self._ticket()
+        pin = self.kv.pin(f"{STORE_OWNER}{ticket}", lock.node, table[known:full])
+        if pin is None:
+            return
+        pages = array("i", table[known:full])
+        self._exports[ticket] = _Export(pin, pages, keys[known:])
+        self._runner.launch(PageExport(ticket, pages))
+
+    # --- deadlines ---
+
+    def _set_timer(self, when: float, kind: str, request: Request) -> None:
+        self._timer_serial += 1
+        heapq.heappush(
+            self._timers, (when, self._timer_serial, _Timer(kind, request, request.attempt))
+        )
+
+    def _timer_applies(self, timer: _Timer) -> bool:
+        state = timer.request.state
+        if timer.kind == "prefetch":
+            return state == "prefetching"
+        if timer.kind == "waiting":
+            return state in ("prefetching", "waiting")
+        return UNIFIED.is_live(state)
+
+    @staticmethod
+    def _expiry(timer: _Timer) -> Finish:
+        what = {
+            "waiting": "waiting timeout: not admitted in time",
+            "running": "running timeout: not finished in time",
+            "client": "deadline exceeded",
+        }[timer.kind]
+        status = 503 if timer.request.output_len == 0 or timer.kind != "client" else None
+        return Finish(type="abort", message=what, status=status, err_type="Timeout")
+
+    @staticmethod
+    def _abort_finish(request: Request, cause: str) -> Finish:
+        if cause == "drain" and request.output_len == 0:
+            return Finish(
+                type="abort",
+                message="the server is shutting down",
+                status=503,
+                err_type="ServiceUnavailableError",
+            )
+        queued = request.state in ("waiting", "prefetching")
+        return Finish(type="abort", message="Abort in waiting queue" if queued else "Aborted")
+
+    def _now(self) -> float:
+        now = self._clock()
+        self.spans.now = self.sessions.now = now
+        return now
+
+
+def _rank(entry: tuple[tuple[int, int], Request]) -> tuple[int, int]:
+    return entry[0]
