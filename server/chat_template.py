@@ -1,8 +1,8 @@
 """Chat messages to one prompt, by the Jinja template that came with the model.
 
 The template is the model's, so it is the operator's choice, never the client's; still it is a
-program from a download. It runs in Jinja's immutable sandbox, and within limits: steps of its loops,
-size of what its operators build, length of the result.
+program from a download. It runs in Jinja's immutable sandbox, and within limits: steps of its
+loops, size of what its operators build, length of the result.
 
 Client text goes into it protected (:mod:`server.tokenizer`), so that only the template can write
 control tokens.
