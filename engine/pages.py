@@ -22,7 +22,7 @@ class PrefixLock(Lease):
 
     __slots__ = ("_kv", "node")
 
-    def __init__(self, kv: "Kv", owner: str, node: Node) -> None:
+    def __init__(self, kv: Kv, owner: str, node: Node) -> None:
         super().__init__("prefix_locks", owner)
         self._kv = kv
         self.node = node
@@ -37,7 +37,7 @@ class Pages(Lease):
 
     __slots__ = ("_kv", "request", "shared", "table")
 
-    def __init__(self, kv: "Kv", request: Request, table: array[int], shared: int) -> None:
+    def __init__(self, kv: Kv, request: Request, table: array[int], shared: int) -> None:
         super().__init__("pages", request.life, len(table))
         self._kv = kv
         self.request: Final = request
@@ -153,7 +153,8 @@ class Kv:
 
     def take(self, owner: str, count: int) -> list[int] | None:
         """Pages for somebody who is not a request (a load from the store); None without room."""
-        return self._take(owner, count) if count <= self.available else None
+        self.cache.evict(count - self.pool.free)
+        return self.pool.take(owner, count) if count <= self.pool.free else None
 
     def pin(self, owner: str, node: Node, pages: array[int]) -> PrefixLock | None:
         """Keep ``pages``, which lie on the path to ``node``, as they are while they are copied out.

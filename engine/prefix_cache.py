@@ -28,7 +28,7 @@ class Node:
 
     __slots__ = ("children", "key", "lockers", "page", "parent", "stamp")
 
-    def __init__(self, parent: "Node | None", key: tuple[int, ...], page: int) -> None:
+    def __init__(self, parent: Node | None, key: tuple[int, ...], page: int) -> None:
         self.parent = parent
         self.key = key
         self.page = page
@@ -220,7 +220,7 @@ class PrefixCache:
     def _evictable(node: Node) -> bool:
         return node.parent is not None and not node.children and not node.lockers
 
-    def _walk(self) -> "list[Node]":
+    def _walk(self) -> list[Node]:
         out = [self.root]
         for node in out:
             out.extend(node.children.values())

@@ -19,18 +19,14 @@ the states and are updated in one place, :meth:`_moved`."""
 
 from __future__ import annotations
 
-import bisect
-import heapq
-from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final, Protocol
 
+from engine import endings
 from engine.answers import Outbox
 from engine.batch import (
-    FEED,
     Batch,
     BatchItem,
     PageExport,
@@ -40,15 +36,19 @@ from engine.batch import (
     Sampled,
     StepResult,
 )
+from engine.batching import Span, build_batch
 from engine.config import EngineConfig
+from engine.deadlines import Deadlines
 from engine.groups import GroupBook
 from engine.intake import Limits, Refusal, check_submission
 from engine.pages import Kv, Pages, PrefixLock
 from engine.policy import Candidate, Holder, Need, admit, allot, displace
 from engine.request import Request
+from engine.roster import ON_DEVICE, Roster
 from engine.sessions import SessionBook, SessionError
 from engine.spans import SpanBook
-from engine.store import PageStore, Prefetch, PrefetchBook, StoreDone, page_keys
+from engine.store import PageStore
+from engine.stored import StoredKv
 from fsm.chart import Actor, Move
 from fsm.decide import Decision, Facts, Message, decide
 from fsm.driver import Driver, Subject
@@ -70,17 +70,8 @@ from transport.messages import (
     Submit,
 )
 
-RECENT_LIMIT: Final = 4096
-"""Finished rids remembered, so that a late abort is told "finished" and not "unknown"."""
-
 QUEUE_SCAN: Final = 32
 """Queued requests looked at in one step: its cost must not grow with the queue."""
-
-QUEUED_STATES: Final = frozenset({"prefetching", "waiting", "retracted"})
-DEVICE_STATES: Final = frozenset({"prefilling", "decoding"})
-
-STORE_OWNER: Final = "store:"
-"""Owner of pages that are being copied out to the store."""
 
 
 class LifecycleBug(AssertionError):  # noqa: N818 - it names what it is
@@ -117,22 +108,6 @@ class Stats:
     refused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    kind: str
-    request: Request
-    attempt: int
-
-
-@dataclass(slots=True)
-class _Export:
-    """Pages of one prompt on their way to the store; they stay owned until the copy was made."""
-
-    lock: PrefixLock
-    pages: array[int]
-    keys: list[str]
-
-
 class Scheduler:
     """All requests of one unified node."""
 
@@ -154,22 +129,24 @@ class Scheduler:
         self.node: Final = node
         self._clock = clock
         self._runner = runner
-        self._store = store
         self.tracer: Final = Tracer(node, clock, trace)
         context = config.context_length or model.context_length
         self.limits: Final = Limits(model.vocab_size, context, kv_pages * config.page_size)
-        open_limit = 2 * config.max_running_requests + config.max_queued_requests + 1
 
-        note = self.tracer.lease if trace is not None else None
         rows = config.max_running_requests
-        locks = rows + config.max_prefetches
-        self.kv: Final = Kv(kv_pages, config.page_size, locks, config.prefix_cache, note)
+        open_limit = 2 * rows + config.max_queued_requests + 1
         self.rows: Final = SlotPool("rows", rows)
+        self.kv: Final = Kv(
+            kv_pages,
+            config.page_size,
+            rows + config.max_prefetches,
+            config.prefix_cache,
+            self.tracer.lease if trace is not None else None,
+        )
         self.sessions: Final = SessionBook(config.max_sessions)
         self.groups: Final = GroupBook(open_limit)
         self.spans: Final = SpanBook(open_limit)
         self.outbox: Final = Outbox(open_limit)
-        self._tickets = 0
         pools: list[Pool] = [
             self.rows,
             self.kv.pool,
@@ -179,31 +156,25 @@ class Scheduler:
             self.spans.pool,
             self.outbox.pool,
         ]
-        self._prefetches: PrefetchBook | None = None
+        self.stored: StoredKv | None = None
         if store is not None:
-            self._prefetches = PrefetchBook(store, config.max_prefetches, self._ticket)
-            pools.append(self._prefetches)
-        self._exports: dict[int, _Export] = {}
-        self._store_writes: set[int] = set()
-        self._imports: set[int] = set()
+            self.stored = StoredKv(
+                store, self.kv, model.weights_digest, config.max_prefetches, runner.launch
+            )
+            pools.append(self.stored.prefetches)
         self.ledger: Final = Ledger(pools)
         self.driver: Final = Driver(UNIFIED, clock, self._moved)
+        self.roster: Final = Roster()
+        self.stats: Final = Stats()
 
-        self.lives: Final[dict[str, Request]] = {}
-        self.live: Final[dict[str, Request]] = {}
-        self.recent: Final[OrderedDict[str, Request]] = OrderedDict()
-        self._queue: list[tuple[tuple[int, int], Request]] = []
-        self._device: list[tuple[tuple[int, int], Request]] = []
-        self._in_flight: deque[tuple[Batch, tuple[Request, ...]]] = deque()
-        self._rows_taken: list[RowInit] = []
-        self._timers: list[tuple[float, int, _Timer]] = []
-        self._replies: list[FromEngine] = []
-        self._serial = 0
-        self._timer_serial = 0
-        self._steps = 0
+        self._deadlines = Deadlines()
         self._drain_deadline: float | None = None
         self.draining = False
-        self.stats: Final = Stats()
+        self._in_flight: deque[tuple[Batch, tuple[Request, ...]]] = deque()
+        self._rows_taken: list[RowInit] = []
+        self._replies: list[FromEngine] = []
+        self._lives_minted = 0
+        self._steps = 0
         self.tracer.header(
             boot_id,
             ("unified",),
@@ -242,14 +213,14 @@ class Scheduler:
     def abort(self, message: Abort) -> None:
         """End requests by exact rid, group rid, or all; reply with what became of each rid."""
         outcome: dict[str, list[str]] = {"aborted": [], "finished": [], "unknown": []}
-        wanted = list(self.live) if message.all else list(message.rids)
+        wanted = list(self.roster.live) if message.all else list(message.rids)
         for rid in wanted:
-            requests = self.groups.members(rid) or [r for r in [self.live.get(rid)] if r]
+            requests = self.groups.members(rid) or [r for r in [self.roster.live.get(rid)] if r]
             for request in requests:
-                self._deliver(request, "abort", self._abort_finish(request, message.cause))
+                self._deliver(request, "abort", endings.aborted(request, message.cause))
             if requests:
                 outcome["aborted"].append(rid)
-            elif rid in self.recent:
+            elif rid in self.roster.recent:
                 outcome["finished"].append(rid)
             else:
                 outcome["unknown"].append(rid)
@@ -259,9 +230,9 @@ class Scheduler:
     def stop_matched(self, message: StopMatched) -> None:
         """The server found a stop string. Tokens past it never reached the client and do not
         count."""
-        request = self.live.get(message.rid)
+        request = self.roster.live.get(message.rid)
         if request is None:
-            late = self.recent.get(message.rid)
+            late = self.roster.recent.get(message.rid)
             if late is not None and late.session is not None:
                 self.sessions.trim_last_turn(late, message.tokens)
             return
@@ -288,7 +259,7 @@ class Scheduler:
         try:
             turn = self.sessions.close(message.session)
             if turn is not None:
-                self._deliver(turn, "abort", self._abort_finish(turn, "api"))
+                self._deliver(turn, "abort", endings.aborted(turn, "api"))
         except SessionError as error:
             data = {"closed": False, "error": str(error), "status": 400}
         self._replies.append(Reply(message.query, data))
@@ -308,16 +279,16 @@ class Scheduler:
 
     def flush_cache(self) -> tuple[bool, str]:
         """Empty the prefix cache; refused while any request is live or being stopped."""
-        if self.lives:
-            return False, f"Cache not flushed: {len(self.lives)} requests are not done."
+        if self.roster.lives:
+            return False, f"Cache not flushed: {len(self.roster.lives)} requests are not done."
         freed = self.kv.cache.flush()
         return True, f"Cache flushed: {freed} pages."
 
     def retract(self, rid: str) -> bool:
         """Push one request out on purpose (fault hook, tests). False where it is not on the
         device."""
-        request = self.live.get(rid)
-        if request is None or request.state not in DEVICE_STATES:
+        request = self.roster.live.get(rid)
+        if request is None or request.state not in ON_DEVICE:
             return False
         self._retract(request, "forced")
         return True
@@ -327,24 +298,21 @@ class Scheduler:
     def tick(self) -> None:
         """Fire every deadline that has passed."""
         now = self._now()
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            request = timer.request
-            if request.life not in self.lives or not self._timer_applies(timer):
-                continue
+        while (timer := self._deadlines.due(now)) is not None:
             if timer.kind == "prefetch":
-                self._deliver(request, "prefetch_failed")
+                self._deliver(timer.request, "prefetch_failed")
             else:
-                self._deliver(request, "expired", self._expiry(timer))
+                finish = endings.expired(timer.request, timer.kind)
+                self._deliver(timer.request, "expired", finish)
         for name in self.sessions.expired(now):
             self.sessions.close(name)
-        if self._drain_deadline is not None and self._drain_deadline <= now and self.live:
+        if self._drain_deadline is not None and self._drain_deadline <= now and self.roster.live:
             self.abort(Abort(all=True, cause="drain"))
 
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do next (seconds on the node's clock)."""
-        times = [self._timers[0][0]] if self._timers else []
-        if self._drain_deadline is not None and self.live:
+        times = [t for t in [self._deadlines.next] if t is not None]
+        if self._drain_deadline is not None and self.roster.live:
             times.append(self._drain_deadline)
         return min(times, default=None)
 
@@ -364,10 +332,16 @@ class Scheduler:
             return None
         runnable = self._make_room()
         self._admit()
-        batch, requests = self._build(runnable)
-        if batch is None:
+        spans = self._plan(runnable)
+        if not spans:
             return None
-        self._in_flight.append((batch, requests))
+        self._steps += 1
+        batch = build_batch(self._steps, self.config.page_size, spans, tuple(self._rows_taken))
+        self._rows_taken.clear()
+        for span in spans:
+            span.request.launched = span.start + span.length
+            span.request.in_steps += 1
+        self._in_flight.append((batch, tuple(span.request for span in spans)))
         self._runner.launch(batch)
         return batch
 
@@ -387,25 +361,17 @@ class Scheduler:
             self._settle(request)
 
     def pages_done(self, done: PagesDone) -> None:
-        """An export or import has run on the device."""
-        self._imports.discard(done.ticket)
-        export = self._exports.pop(done.ticket, None)
-        if export is None or self._store is None:
-            return
-        owner = f"{STORE_OWNER}{done.ticket}"
-        export.lock.release()
-        for page in export.pages:
-            self.kv.pool.drop(page, owner)
-        if done.error is None:
-            self._store_writes.add(done.ticket)
-            self._store.save(done.ticket, export.keys, done.blobs)
+        """A copy of pages to or from the store has run on the device."""
+        if self.stored is not None:
+            self.stored.copied(done)
 
     def poll_store(self) -> None:
         """Take what the store has finished."""
-        if self._store is None:
+        if self.stored is None:
             return
-        for done in self._store.poll():
-            self._store_done(done)
+        self._now()
+        for lease, loaded in self.stored.poll():
+            self._deliver(lease.request, "prefetch_loaded" if loaded else "prefetch_failed")
 
     # --- what leaves ---
 
@@ -423,28 +389,18 @@ class Scheduler:
     def at_rest(self) -> bool:
         """Invariant 8: nothing live, nothing held, nothing that could still be touched."""
         return (
-            not self.lives
+            not self.roster.lives
             and not self._in_flight
-            and not self._exports
-            and not self._store_writes
-            and not self._imports
+            and (self.stored is None or self.stored.at_rest)
             and self.ledger.at_rest
         )
-
-    @property
-    def queue(self) -> list[Request]:
-        return [request for _, request in self._queue]
-
-    @property
-    def device(self) -> list[Request]:
-        return [request for _, request in self._device]
 
     def load(self) -> Load:
         counts = self.kv.pool.counts()
         stats = self.stats
         return Load(
-            running=len(self._device),
-            waiting=len(self._queue),
+            running=len(self.roster.device),
+            waiting=len(self.roster.queue),
             tokens_used=counts.held * self.config.page_size,
             tokens_total=counts.total * self.config.page_size,
             steps=stats.steps,
@@ -458,8 +414,8 @@ class Scheduler:
 
     def audit(self) -> list[str]:
         """Every invariant that can be checked from inside, from scratch; empty when all hold."""
-        faults = self.ledger.audit() + self.kv.audit()
-        for request in self.lives.values():
+        faults = self.ledger.audit() + self.kv.audit() + self.roster.audit()
+        for request in self.roster.lives.values():
             holds = UNIFIED.holds[request.state] & request.kit
             if request.leases.keys() != holds:
                 faults.append(f"{request.rid} in {request.state}: holds {sorted(request.leases)}")
@@ -488,7 +444,7 @@ class Scheduler:
     def _check_ids(self, rid: str, rids: Iterable[str]) -> None:
         if not rid:
             raise Refusal("rid: is empty")
-        if rid in self.groups or any(r in self.live for r in (rid, *rids)):
+        if rid in self.groups or any(r in self.roster.live for r in (rid, *rids)):
             raise Refusal(
                 f"rid: {rid!r} is the id of a live request; ids may be reused once it ended"
             )
@@ -501,7 +457,7 @@ class Scheduler:
     def _check_room(self, members: int) -> None:
         if self.draining:
             raise Refusal("the server is shutting down", 503)
-        if len(self._queue) + members > self.config.max_queued_requests + self.rows.free:
+        if len(self.roster.queue) + members > self.config.max_queued_requests + self.rows.free:
             raise Refusal("The request queue is full.", 503)
 
     def _arrive(
@@ -514,17 +470,15 @@ class Scheduler:
         now: float,
         accepted: bool,
     ) -> Request:
-        self._serial += 1
-        life = f"{self.boot_id}:{self._serial}"
+        self._lives_minted += 1
+        life = f"{self.boot_id}:{self._lives_minted}"
         kit = set(BASE_KIT)
-        keys: list[str] = []
         if accepted:
             if message.session is not None:
                 kit.add("session_turns")
             if group is not None:
                 kit.add("group_members")
-            keys = self._stored_keys(prompt)
-            if keys:
+            if self.stored is not None and self.stored.hits(prompt):
                 kit.add("prefetches")
         request = Request(
             life,
@@ -532,7 +486,7 @@ class Scheduler:
             list(prompt),
             message.sampling,
             frozenset(kit),
-            self._serial,
+            self._lives_minted,
             now,
             message.priority,
             message.session,
@@ -548,14 +502,14 @@ class Scheduler:
             {"gen_ai.request.id": rid, "gen_ai.usage.input_tokens": len(prompt)}
         )
         request.span = span.span
-        self.lives[life] = request
+        self.roster.lives[life] = request
         leases: dict[Resource, Lease] = {
             "spans": span,
             "frontend_records": self.outbox.open(request),
         }
         self.driver.begin(request, leases)
         if accepted:
-            self.live[rid] = request
+            self.roster.live[rid] = request
         self.tracer.submit(
             life, rid, tuple(sorted(kit)), tuple(leases), len(prompt), max_new_tokens
         )
@@ -573,16 +527,16 @@ class Scheduler:
         if request.group is not None:
             leases["group_members"] = self.groups.reserve(request)
         event = "enqueue"
-        if "prefetches" in request.kit:
+        if self.stored is not None and "prefetches" in request.kit:
             event = "prefetch"
-            leases["prefetches"] = self._reserve_prefetch(request)
-            self._set_timer(now + self.config.prefetch_timeout_s, "prefetch", request)
+            leases["prefetches"] = self.stored.reserve(request)
+            self._deadlines.set(now + self.config.prefetch_timeout_s, "prefetch", request)
         self._fire(request, event, "intake", "", leases)
         if self.config.waiting_timeout_s is not None:
-            self._set_timer(now + self.config.waiting_timeout_s, "waiting", request)
+            self._deadlines.set(now + self.config.waiting_timeout_s, "waiting", request)
         if deadline_s is not None:
             request.client_deadline = now + deadline_s
-            self._set_timer(request.client_deadline, "client", request)
+            self._deadlines.set(request.client_deadline, "client", request)
 
     # --- moving requests ---
 
@@ -624,17 +578,9 @@ class Scheduler:
 
     def _moved(self, subject: Subject, move: Move, by: str, why: str) -> None:
         """Keep the indexes equal to the states; the driver calls this after every move."""
-        request = self.lives[subject.life]
+        request = self.roster.lives[subject.life]
         source, target = move.edge.source, move.edge.target
-        entry = (request.rank, request)
-        if source in QUEUED_STATES and target not in QUEUED_STATES:
-            self._queue.pop(self._index(self._queue, request))
-        if source in DEVICE_STATES and target not in DEVICE_STATES:
-            self._device.pop(self._index(self._device, request))
-        if target in QUEUED_STATES and source not in QUEUED_STATES:
-            bisect.insort(self._queue, entry, key=_rank)
-        if target in DEVICE_STATES and source not in DEVICE_STATES:
-            bisect.insort(self._device, entry, key=_rank)
+        self.roster.moved(request, source, target)
         if request.span is not None:
             request.span.events.append((self._clock(), target))
         self.tracer.move(
@@ -656,8 +602,6 @@ class Scheduler:
             self.stats.retracted += 1
         elif UNIFIED.is_live(source) and not UNIFIED.is_live(target):
             self._retired(request)
-        if target == "done":
-            del self.lives[request.life]
         if self.config.checks:
             faults = self.audit()
             if faults:
@@ -670,12 +614,7 @@ class Scheduler:
         if request.span is not None:
             request.span.status = finish.message or finish.type
             request.span.attributes["gen_ai.usage.output_tokens"] = request.output_len
-        if self.live.get(request.rid) is request:
-            del self.live[request.rid]
-            self.recent[request.rid] = request
-            self.recent.move_to_end(request.rid)
-            while len(self.recent) > RECENT_LIMIT:
-                self.recent.popitem(last=False)
+        if self.roster.retired(request):
             if finish.type == "abort":
                 self.stats.aborted += 1
             else:
@@ -689,20 +628,13 @@ class Scheduler:
             finish.message,
         )
 
-    @staticmethod
-    def _index(entries: list[tuple[tuple[int, int], Request]], request: Request) -> int:
-        index = bisect.bisect_left(entries, request.rank, key=_rank)
-        if index == len(entries) or entries[index][1] is not request:
-            raise LifecycleBug(f"{request.rid} is not where its state says it is")
-        return index
-
     # --- planning a step ---
 
     def _make_room(self) -> list[Request]:
         """Give every request on the device the pages of its next token; who gets none waits or
         gives way."""
         while True:
-            requests = [r for _, r in self._device if not r.withheld]
+            requests = [r for r in self.roster.device if not r.withheld]
             needs = [
                 Need(r.life, self._pages_short(r), 0 if r.is_prefill else -1) for r in requests
             ]
@@ -714,7 +646,7 @@ class Scheduler:
             ]
             allotment = allot(needs, self.kv.available, self._pages_coming())
             for life in allotment.victims:
-                self._retract(self.lives[life], "no pages")
+                self._retract(self.roster.lives[life], "no pages")
             if not allotment.victims:
                 run = set(allotment.run)
                 for need, request in zip(needs, requests, strict=True):
@@ -744,13 +676,13 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move queued requests to the device while rows, pages and the prompt budget last."""
-        if not self._queue:
+        if not self.roster.queue:
             return
         budget = self.config.chunked_prefill_size - sum(
-            len(r.tokens) - r.launched for _, r in self._device if r.is_prefill
+            len(r.tokens) - r.launched for r in self.roster.device if r.is_prefill
         )
-        candidates = {request.life: request for _, request in islice(self._queue, QUEUE_SCAN)}
-        decoding = sum(not r.is_prefill for _, r in self._device)
+        candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
+        decoding = sum(not r.is_prefill for r in self.roster.device)
         admission = admit(
             (self._candidate(request) for request in candidates.values()),
             self.rows.free,
@@ -765,8 +697,8 @@ class Scheduler:
                 break
         for life in admission.passed:
             candidates[life].overtaken += 1
-        if not admission.admit and self._queue:
-            self._displace(self._queue[0][1])
+        if not admission.admit and self.roster.queue:
+            self._displace(self.roster.queue.first(1)[0])
 
     def _candidate(self, request: Request) -> Candidate:
         pages, tokens = self.kv.cost(request)
@@ -793,7 +725,7 @@ class Scheduler:
             self.stats.prompt_tokens += request.prompt_len
             if self.config.running_timeout_s is not None:
                 deadline = request.admitted_at + self.config.running_timeout_s
-                self._set_timer(deadline, "running", request)
+                self._deadlines.set(deadline, "running", request)
         self._rows_taken.append(
             RowInit(
                 row.slot,
@@ -812,59 +744,34 @@ class Scheduler:
         """A waiting request of higher priority pushes out lower ones, if that makes it fit."""
         if head.state == "prefetching" or head.withheld:
             return
-        if not any(r.priority < head.priority for _, r in self._device):
+        if not any(r.priority < head.priority for r in self.roster.device):
             return
         candidate = self._candidate(head)
         holders = [
-            Holder(r.life, r.priority, self.kv.exclusive(self._pages(r))) for _, r in self._device
+            Holder(r.life, r.priority, self.kv.exclusive(self._pages(r)))
+            for r in self.roster.device
         ]
         missing = candidate.pages - self.kv.available - self._pages_coming()
         for life in displace(head.priority, missing, 1 - self.rows.free, holders):
-            self._retract(self.lives[life], f"displaced by {head.rid}")
+            self._retract(self.roster.lives[life], f"displaced by {head.rid}")
 
-    def _build(self, runnable: list[Request]) -> tuple[Batch | None, tuple[Request, ...]]:
-        """Decodes first, then prompt chunks within the budget, as one ragged batch."""
-        size = self.config.page_size
+    def _plan(self, runnable: list[Request]) -> list[Span]:
+        """Decodes first, then prompt chunks within the budget."""
         budget = self.config.chunked_prefill_size
-        decodes = [r for r in runnable if r.state in DEVICE_STATES and not r.is_prefill]
-        prefills = [r for _, r in self._device if r.is_prefill and not r.withheld]
-        tokens, qo, kv, indices, last = (
-            array("q"),
-            array("i", [0]),
-            array("i", [0]),
-            array("i"),
-            array("i"),
-        )
-        items: list[BatchItem] = []
-        requests: list[Request] = []
+        decodes = [r for r in runnable if r.state in ON_DEVICE and not r.is_prefill]
+        prefills = [r for r in self.roster.device if r.is_prefill and not r.withheld]
+        spans = []
         for request in (*decodes, *prefills):
             span = request.next_span(budget, self.config.depth)
             if span is None:
                 continue
-            start, count, sample = span
-            pages = self._pages(request)
             if request.is_prefill:
-                budget -= count
+                budget -= span[1]
             row = request.leases["rows"]
             if not isinstance(row, SlotLease):
                 raise LifecycleBug(f"{request.rid} has no row")
-            known = request.tokens[start : start + count]
-            tokens.extend(known if known else [FEED])
-            used = self.kv.pages_for(start + count)
-            qo.append(len(tokens))
-            indices.extend(pages.table[:used])
-            kv.append(len(indices))
-            last.append(start + count - (used - 1) * size)
-            items.append(BatchItem(request.life, request.attempt, row.slot, start, count, sample))
-            requests.append(request)
-            request.launched = start + count
-            request.in_steps += 1
-        if not items:
-            return None, ()
-        self._steps += 1
-        rows, self._rows_taken = tuple(self._rows_taken), []
-        batch = Batch(self._steps, size, tuple(items), tokens, qo, kv, indices, last, rows)
-        return batch, tuple(requests)
+            spans.append(Span(request, row.slot, self._pages(request).table, *span))
+        return spans
 
     def _pages(self, request: Request) -> Pages:
         pages = request.leases["pages"]
@@ -881,7 +788,7 @@ class Scheduler:
         if item.sample:
             if sampled.token is None:
                 raise LifecycleBug(f"{request.rid}: a step that samples returned no token")
-            finish = self._ending(request, sampled.token)
+            finish = endings.ending(request, sampled.token)
             message = "last_token_committed" if finish else "token_committed"
         decision = self._decide(request, message, facts)
         if decision.effect not in ("fire", "keep"):
@@ -900,155 +807,16 @@ class Scheduler:
     def _commit_failure(self, item: BatchItem, request: Request, error: str) -> None:
         facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
         decision = self._decide(request, "step_failed", facts)
-        self._apply(
-            request,
-            decision,
-            Finish(
-                type="error",
-                message=f"step failed: {error}",
-                status=500,
-                err_type="InternalServerError",
-            ),
-        )
-
-    def _ending(self, request: Request, token: int) -> Finish | None:
-        """Whether ``token`` ends the request: stop first, then length."""
-        length = min(request.output_len + 1, request.max_new_tokens)
-        if length >= request.sampling.min_new_tokens and token in request.stop_ids:
-            return Finish(type="stop", matched=token)
-        if length >= request.max_new_tokens:
-            return Finish(type="length", length=request.max_new_tokens)
-        return None
+        self._apply(request, decision, endings.failed(error))
 
     def _prompt_committed(self, request: Request) -> None:
         lock = request.leases["prefix_locks"]
         if isinstance(lock, PrefixLock):
             self.kv.cache_prompt(request, self._pages(request), lock)
-            self._export(request, lock)
-
-    # --- the store ---
-
-    def _ticket(self) -> int:
-        self._tickets += 1
-        return self._tickets
-
-    def _keys(self, tokens: list[int], pages: int) -> list[str]:
-        seed = f"{self.model.weights_digest} page={self.config.page_size}"
-        return page_keys(seed, tokens, self.config.page_size, pages)
-
-    def _stored_keys(self, prompt: list[int]) -> list[str]:
-        """Keys of the stored pages of ``prompt`` beyond what the prefix cache has; often none."""
-        if self._prefetches is None or not self._prefetches.counts().free:
-            return []
-        usable = (len(prompt) - 1) // self.config.page_size
-        matched = len(self.kv.cache.match(prompt, len(prompt) - 1)[1])
-        if matched >= usable or not self.config.prefix_cache:
-            return []
-        keys = self._keys(prompt, usable)
-        hits = self._prefetches.store.hits(keys[matched:])
-        return keys[matched : matched + hits]
-
-    def _reserve_prefetch(self, request: Request) -> Prefetch:
-        if self._prefetches is None:
-            raise LifecycleBug("a prefetch without a store")
-        keys = self._stored_keys(request.tokens)
-        first = len(self.kv.cache.match(request.tokens, len(request.tokens) - 1)[1])
-        return self._prefetches.reserve(request.life, request.attempt, first, keys)
-
-    def _store_done(self, done: StoreDone) -> None:
-        self._store_writes.discard(done.ticket)
-        if self._prefetches is None or not self._prefetches.is_read(done.ticket):
-            return
-        lease = self._prefetches.over(done.ticket)
-        if lease is None:
-            return  # given up meanwhile; its unit is free now
-        request = self.lives[lease.owner]
-        loaded = bool(done.blobs) and self._import(request, lease, done.blobs or [])
-        self._deliver(request, "prefetch_loaded" if loaded else "prefetch_failed")
-
-    def _import(self, request: Request, lease: Prefetch, blobs: list[bytes]) -> bool:
-        """Put loaded pages into the prefix cache; false if there is no room or no place for them.
-
-        The copy is launched before any step that could read the pages, and runs in that order.
-        """
-        size = self.config.page_size
-        _, have = self.kv.cache.match(request.tokens, lease.first_page * size)
-        if len(have) < lease.first_page:
-            return False  # what it continues was evicted meanwhile
-        owner = f"{STORE_OWNER}{lease.ticket}"
-        pages = self.kv.take(owner, len(blobs))
-        if pages is None:
-            return False
-        self._imports.add(lease.ticket)
-        self._runner.launch(PageImport(lease.ticket, array("i", pages), list(blobs)))
-        end = lease.first_page + len(blobs)
-        self.kv.cache.insert(request.tokens, [*have, *pages], end)
-        for page in pages:
-            self.kv.pool.drop(page, owner)
-        return True
-
-    def _export(self, request: Request, lock: PrefixLock) -> None:
-        """Start copying the prompt's pages to the store, if it lacks some of them."""
-        if self._store is None or lock.node is self.kv.cache.root:
-            return
-        full = request.prompt_len // self.config.page_size
-        keys = self._keys(request.tokens, full)
-        known = self._store.hits(keys)
-        table = self._pages(request).table
-        wanted = range(known, full)
-        if not wanted or len(self._exports) >= self.config.max_prefetches:
-            return
-        ticket = self._ticket()
-        pin = self.kv.pin(f"{STORE_OWNER}{ticket}", lock.node, table[known:full])
-        if pin is None:
-            return
-        pages = array("i", table[known:full])
-        self._exports[ticket] = _Export(pin, pages, keys[known:])
-        self._runner.launch(PageExport(ticket, pages))
-
-    # --- deadlines ---
-
-    def _set_timer(self, when: float, kind: str, request: Request) -> None:
-        self._timer_serial += 1
-        heapq.heappush(
-            self._timers, (when, self._timer_serial, _Timer(kind, request, request.attempt))
-        )
-
-    def _timer_applies(self, timer: _Timer) -> bool:
-        state = timer.request.state
-        if timer.kind == "prefetch":
-            return state == "prefetching"
-        if timer.kind == "waiting":
-            return state in ("prefetching", "waiting")
-        return UNIFIED.is_live(state)
-
-    @staticmethod
-    def _expiry(timer: _Timer) -> Finish:
-        what = {
-            "waiting": "waiting timeout: not admitted in time",
-            "running": "running timeout: not finished in time",
-            "client": "deadline exceeded",
-        }[timer.kind]
-        status = 503 if timer.request.output_len == 0 or timer.kind != "client" else None
-        return Finish(type="abort", message=what, status=status, err_type="Timeout")
-
-    @staticmethod
-    def _abort_finish(request: Request, cause: str) -> Finish:
-        if cause == "drain" and request.output_len == 0:
-            return Finish(
-                type="abort",
-                message="the server is shutting down",
-                status=503,
-                err_type="ServiceUnavailableError",
-            )
-        queued = request.state in ("waiting", "prefetching")
-        return Finish(type="abort", message="Abort in waiting queue" if queued else "Aborted")
+            if self.stored is not None:
+                self.stored.export(request, lock, self._pages(request).table)
 
     def _now(self) -> float:
         now = self._clock()
         self.spans.now = self.sessions.now = now
         return now
-
-
-def _rank(entry: tuple[tuple[int, int], Request]) -> tuple[int, int]:
-    return entry[0]

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from engine.request import Request
 from fsm.ledger import Exhausted, Lease, LeaseError, PoolCounts
 from fsm.resources import Disposition, Resource
 
@@ -170,22 +171,21 @@ class Prefetch(Lease):
     """One read of stored pages for one request. Releasing it gives the read up if it is not
     over."""
 
-    __slots__ = ("_book", "attempt", "first_page", "keys", "ticket")
+    __slots__ = ("_book", "first_page", "keys", "request", "ticket")
 
     def __init__(
         self,
-        book: "PrefetchBook",
-        owner: str,
-        attempt: int,
+        book: PrefetchBook,
+        request: Request,
         ticket: int,
-        first: int,
+        first_page: int,
         keys: list[PageKey],
     ) -> None:
-        super().__init__("prefetches", owner)
+        super().__init__("prefetches", request.life)
         self._book = book
-        self.attempt: Final = attempt
+        self.request: Final = request
         self.ticket: Final = ticket
-        self.first_page: Final = first
+        self.first_page: Final = first_page
         self.keys: Final = keys
 
     def adopt(self) -> None:
@@ -208,11 +208,11 @@ class PrefetchBook:
     _held: dict[int, Prefetch] = field(default_factory=dict)
     _reading: dict[int, str] = field(default_factory=dict)
 
-    def reserve(self, owner: str, attempt: int, first: int, keys: list[PageKey]) -> Prefetch:
+    def reserve(self, request: Request, first_page: int, keys: list[PageKey]) -> Prefetch:
         """Raises :class:`Exhausted` when ``total`` reads are in flight, given up ones included."""
         if len(self._held.keys() | self._reading.keys()) >= self.total:
             raise Exhausted(f"prefetches: {self.total} in flight")
-        lease = Prefetch(self, owner, attempt, self.next_ticket(), first, keys)
+        lease = Prefetch(self, request, self.next_ticket(), first_page, keys)
         self._held[lease.ticket] = lease
         return lease
 

@@ -1,0 +1,148 @@
+"""The store seen from the scheduler: what is loaded before admission and written after prefill.
+
+This module moves pages and starts copies; it fires nothing. A load that is over is returned to
+the scheduler, which decides what it means for its request."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from engine.batch import PageExport, PageImport, PagesDone
+from engine.pages import Kv, PrefixLock
+from engine.request import Request
+from engine.store import PageStore, Prefetch, PrefetchBook, page_keys
+
+STORE_OWNER: Final = "store:"
+"""Owner of pages that are being copied in or out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """Pages of one prompt on their way out; they stay owned until the copy was made."""
+
+    pin: PrefixLock
+    pages: array[int]
+    keys: list[str]
+
+
+class StoredKv:
+    """Loads and writes of one node."""
+
+    def __init__(
+        self,
+        store: PageStore,
+        kv: Kv,
+        weights_digest: str,
+        max_operations: int,
+        launch: Callable[[PageExport | PageImport], None],
+    ) -> None:
+        self._store = store
+        self._kv = kv
+        self._seed: Final = f"{weights_digest} page={kv.page_size}"
+        self._limit: Final = max_operations
+        self._launch = launch
+        self._tickets = 0
+        self._exports: dict[int, _Export] = {}
+        self._writes: set[int] = set()
+        self._imports: set[int] = set()
+        self.prefetches: Final = PrefetchBook(store, max_operations, self._ticket)
+
+    @property
+    def at_rest(self) -> bool:
+        return not (self._exports or self._writes or self._imports)
+
+    def hits(self, prompt: list[int]) -> list[str]:
+        """Keys of the stored pages that continue what the prefix cache has of ``prompt``; often
+        none."""
+        if not self._kv.cache.enabled or not self.prefetches.counts().free:
+            return []
+        usable = (len(prompt) - 1) // self._kv.page_size
+        matched = self._matched(prompt)
+        if matched >= usable:
+            return []
+        keys = self._keys(prompt, usable)[matched:]
+        return keys[: self._store.hits(keys)]
+
+    def reserve(self, request: Request) -> Prefetch:
+        """The load of what :meth:`hits` found; it starts when the lease is adopted."""
+        first = self._matched(request.tokens)
+        return self.prefetches.reserve(request, first, self.hits(request.tokens))
+
+    def poll(self) -> list[tuple[Prefetch, bool]]:
+        """Loads that are over and still waited for, each with whether its pages are in the cache
+        now."""
+        out = []
+        for done in self._store.poll():
+            self._writes.discard(done.ticket)
+            if not self.prefetches.is_read(done.ticket):
+                continue
+            lease = self.prefetches.over(done.ticket)
+            if lease is not None:
+                out.append((lease, done.blobs or []))
+        return [(lease, self._import(lease, blobs)) for lease, blobs in out]
+
+    def export(self, request: Request, lock: PrefixLock, table: array[int]) -> None:
+        """Start copying the prompt's full pages out, if the store lacks some of them."""
+        full = request.prompt_len // self._kv.page_size
+        if lock.node is self._kv.cache.root or len(self._exports) >= self._limit:
+            return
+        keys = self._keys(request.tokens, full)
+        known = self._store.hits(keys)
+        if known == full:
+            return
+        ticket = self._ticket()
+        pages = table[known:full]
+        pin = self._kv.pin(f"{STORE_OWNER}{ticket}", lock.node, pages)
+        if pin is not None:
+            self._exports[ticket] = _Export(pin, pages, keys[known:])
+            self._launch(PageExport(ticket, pages))
+
+    def copied(self, done: PagesDone) -> None:
+        """A copy in or out has run on the device."""
+        self._imports.discard(done.ticket)
+        export = self._exports.pop(done.ticket, None)
+        if export is None:
+            return
+        export.pin.release()
+        self._drop(done.ticket, export.pages)
+        if done.error is None:
+            self._writes.add(done.ticket)
+            self._store.save(done.ticket, export.keys, done.blobs)
+
+    def _import(self, lease: Prefetch, blobs: list[bytes]) -> bool:
+        """Put loaded pages into the prefix cache; false if there are none, or no room or place
+        for them.
+
+        The copy is launched before any step that could read the pages, and runs in that order.
+        """
+        tokens, cache = lease.request.tokens, self._kv.cache
+        node, have = cache.match(tokens, lease.first_page * self._kv.page_size)
+        if not blobs or len(have) < lease.first_page:
+            return False  # nothing came, or what it continues was evicted meanwhile
+        owner = f"{STORE_OWNER}{lease.ticket}"
+        cache.lock(node, owner)  # making room must not evict what this continues
+        taken = self._kv.take(owner, len(blobs))
+        if taken is not None:
+            self._imports.add(lease.ticket)
+            self._launch(PageImport(lease.ticket, array("i", taken), blobs))
+            cache.insert(tokens, [*have, *taken], lease.first_page + len(blobs))
+            self._drop(lease.ticket, array("i", taken))
+        cache.unlock(node, owner)
+        return taken is not None
+
+    def _drop(self, ticket: int, pages: array[int]) -> None:
+        for page in pages:
+            self._kv.pool.drop(page, f"{STORE_OWNER}{ticket}")
+
+    def _matched(self, prompt: list[int]) -> int:
+        return len(self._kv.cache.match(prompt, len(prompt) - 1)[1])
+
+    def _keys(self, tokens: list[int], pages: int) -> list[str]:
+        return page_keys(self._seed, tokens, self._kv.page_size, pages)
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
