@@ -1,0 +1,307 @@
+"""Paged attention behind one protocol. Every back end consumes flashinfer's index arrays,
+unchanged.
+
+A step is planned once (:meth:`AttentionBackend.plan`) and run for each layer. Back ends are
+registered by name and imported when they are asked for, so a package that is not installed costs
+nothing until somebody wants it.
+
+The torch back end
+==================
+
+``scaled_dot_product_attention`` knows nothing of pages, so keys and values are gathered first.
+Queries that share a call form a *group* of rows, each a page table with a *tile* of consecutive
+queries. Query heads that share a key/value head are folded into the query dimension, so keys and
+values are never repeated.
+
+- Decodes (tile 1) are grouped by context length, so that one long context does not pad all others
+  to its length.
+- A prompt chunk is cut into tiles of up to 256 queries, which skips the keys that causality hides
+  from each.
+
+**Exact mode** (float32) makes a query's result independent of what it shares the step with, to
+the last bit. A GEMM's summation order depends on its shape, so all shapes are fixed: tiles of 4
+queries, and contexts padded to multiples of 512, the block of keys in which torch's CPU kernel
+works through any context. What lies behind a query's own context is masked, and adds exact zeros.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.kv import KVPool
+
+CHUNK_TILE = 256
+EXACT_TILE = 4
+EXACT_KEYS = 512
+GROUP_COST = 2048
+
+
+class AttentionUnavailable(Exception):  # noqa: N818  # names a state of this machine, not a fault
+    """The requested back end cannot run here. The message says what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedIndex:
+    """The ragged indexing of one step, as in :class:`engine.batch.Batch`."""
+
+    page_size: int
+    qo_indptr: array[int]
+    kv_indptr: array[int]
+    kv_indices: array[int]
+    kv_last_page_len: array[int]
+
+    def new_tokens(self, item: int) -> int:
+        return self.qo_indptr[item + 1] - self.qo_indptr[item]
+
+    def context(self, item: int) -> int:
+        """Tokens of ``item`` in the pool, its new ones included."""
+        pages = self.kv_indptr[item + 1] - self.kv_indptr[item]
+        return (pages - 1) * self.page_size + self.kv_last_page_len[item]
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of a step's new tokens over the pages of their requests."""
+
+    def plan(self, index: PagedIndex) -> None:
+        """Prepare one step; :meth:`run` refers to it until the next plan."""
+        ...
+
+    def run(self, layer: int, query: Tensor) -> Tensor:
+        """Attend. The step's own keys and values must already be in the pool.
+
+        Args:
+            layer: the layer of the pool to read.
+            query: ``[tokens, heads, head_dim]``, rotated.
+
+        Returns:
+            ``[tokens, heads * head_dim]``.
+        """
+        ...
+
+
+class _Row(NamedTuple):
+    """Consecutive queries of one item that share a call: ``first`` counts from the item's first
+    new token."""
+
+    item: int
+    first: int
+    queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What one call computes, of ``rows`` rows with ``tile`` queries each."""
+
+    rows: int
+    tile: int
+    tables: int
+    """Page tables: one for each row, or a single one that all rows share."""
+    queries: Tensor | None
+    """``int64[rows * tile]``: the token of each query, the last one repeated where a row does not
+    fill its tile. None if that is every token of the step, in order."""
+    kept: Tensor | None
+    """``int64[n]``: which of ``queries`` are no such fillers; None if all."""
+    tokens: Tensor
+    """``int64[n]``: where the results of the kept ones go."""
+    pages: Tensor
+    """``int64[tables * n]``: the page tables, one after another."""
+    keys: int
+    """How many keys each row is offered."""
+    mask: Tensor | None
+    """``[rows, 1, tile * query heads per key head, keys]``, 0 or minus infinity; None hides
+    nothing."""
+
+
+class TorchAttention:
+    """The back end for every device that torch has."""
+
+    def __init__(self, kv: KVPool, num_heads: int, *, exact: bool) -> None:
+        self._kv = kv
+        self._num_heads = num_heads
+        self._heads_per_kv = num_heads // kv.layout.num_kv_heads
+        self._exact = exact
+        self._groups: list[_Group] = []
+
+    def plan(self, index: PagedIndex) -> None:
+        items = range(len(index.kv_last_page_len))
+        decodes = [item for item in items if index.new_tokens(item) == 1]
+        groups = []
+        for part in group_by_context(decodes, [index.context(item) for item in decodes]):
+            tile = EXACT_TILE if self._exact else 1
+            groups.append(self._group(index, [_Row(item, 0, 1) for item in part], tile))
+        for item in items:
+            count = index.new_tokens(item)
+            if count == 1:
+                continue
+            tile = EXACT_TILE if self._exact else min(CHUNK_TILE, count)
+            rows = [_Row(item, first, min(tile, count - first)) for first in range(0, count, tile)]
+            if self._exact:
+                groups.append(self._group(index, rows, tile))
+            else:
+                groups += [self._group(index, [row], row.queries) for row in rows]
+        self._groups = groups
+
+    def run(self, layer: int, query: Tensor) -> Tensor:
+        if len(self._groups) == 1:
+            return self._attend(layer, self._groups[0], query)
+        out = query.new_empty(query.shape[0], self._num_heads * self._kv.layout.head_dim)
+        for group in self._groups:
+            out.index_copy_(0, group.tokens, self._attend(layer, group, query))
+        return out
+
+    def _attend(self, layer: int, group: _Group, query: Tensor) -> Tensor:
+        kv_heads, head_dim = self._kv.layout.num_kv_heads, self._kv.layout.head_dim
+        if group.queries is not None:
+            query = query.index_select(0, group.queries)
+        folded = query.view(group.rows, group.tile, kv_heads, self._heads_per_kv, head_dim)
+        folded = folded.transpose(1, 2).flatten(2, 3)
+        kv = self._kv.gather(layer, group.pages).view(group.tables, -1, 2, kv_heads, head_dim)
+        key, value = kv[:, : group.keys].permute(2, 0, 3, 1, 4).expand(-1, group.rows, -1, -1, -1)
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=group.mask)
+        out = out.view(group.rows, kv_heads, group.tile, self._heads_per_kv, head_dim).transpose(
+            1, 2
+        )
+        out = out.reshape(group.rows * group.tile, self._num_heads * head_dim)
+        return out if group.kept is None else out.index_select(0, group.kept)
+
+    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> _Group:
+        device, page_size = self._kv.pages.device, index.page_size
+        item, first, count = torch.tensor(rows, dtype=torch.int64).unbind(1)
+        starts = torch.tensor(
+            [index.context(row.item) - index.new_tokens(row.item) for row in rows]
+        )
+        place = torch.arange(tile).minimum(count.unsqueeze(1) - 1) + first.unsqueeze(1)
+        visible = starts.unsqueeze(1) + place + 1
+        keys = int(visible.max())
+        if self._exact:
+            keys += -keys % EXACT_KEYS
+
+        queries = (_tensor(index.qo_indptr)[item].unsqueeze(1) + place).flatten()
+        real = (torch.arange(tile) < count.unsqueeze(1)).flatten()
+        kept = None if bool(real.all()) else real.nonzero().squeeze(1)
+        tokens = queries if kept is None else queries[kept]
+
+        tables = item[:1] if bool((item == item[0]).all()) else item
+        indptr = _tensor(index.kv_indptr)
+        # A table that is too short repeats its own last page: masked, and no other request's
+        # contents.
+        columns = indptr[tables].unsqueeze(1) + torch.arange(-(-keys // page_size))
+        columns = columns.minimum(indptr[tables + 1].unsqueeze(1) - 1)
+
+        mask = None
+        if keys > int(visible.min()):
+            hidden = torch.arange(keys) >= visible.unsqueeze(2)
+            mask = torch.zeros(hidden.shape, dtype=self._kv.layout.dtype).masked_fill_(
+                hidden, -torch.inf
+            )
+            mask = mask.repeat_interleave(self._heads_per_kv, dim=1).unsqueeze(1).to(device)
+        in_order = len(queries) == index.qo_indptr[-1] and bool((queries.diff() == 1).all())
+        return _Group(
+            rows=len(rows),
+            tile=tile,
+            tables=len(tables),
+            queries=None if in_order else queries.to(device),
+            kept=None if kept is None else kept.to(device),
+            tokens=tokens.to(device),
+            pages=_tensor(index.kv_indices)[columns.flatten()].to(device),
+            keys=keys,
+            mask=mask,
+        )
+
+
+class FlashInferAttention:
+    """The back end for NVIDIA GPUs: flashinfer's batch-prefill wrapper serves decodes and chunks
+    in one call."""
+
+    WORKSPACE_BYTES = 128 * 2**20  # what flashinfer's documentation recommends
+
+    def __init__(self, kv: KVPool, num_heads: int) -> None:
+        import flashinfer
+
+        self._kv = kv
+        self._num_heads = num_heads
+        workspace = torch.empty(self.WORKSPACE_BYTES, dtype=torch.uint8, device=kv.pages.device)
+        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+
+    def plan(self, index: PagedIndex) -> None:
+        layout = self._kv.layout
+        arrays = (index.qo_indptr, index.kv_indptr, index.kv_indices, index.kv_last_page_len)
+        self._wrapper.plan(
+            *(_tensor(values).int().to(self._kv.pages.device) for values in arrays),
+            num_qo_heads=self._num_heads,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim_qk=layout.head_dim,
+            page_size=layout.page_size,
+            causal=True,
+            q_data_type=layout.dtype,
+        )
+
+    def run(self, layer: int, query: Tensor) -> Tensor:
+        keys, values = self._kv.layer(layer).unbind(2)
+        out: Tensor = self._wrapper.run(query, (keys, values))
+        return out.flatten(1)
+
+
+def group_by_context(items: Sequence[int], contexts: Sequence[int]) -> list[list[int]]:
+    """Partition decodes so that padding each group to its longest context wastes little.
+
+    A group costs a few calls for each layer, about as much as gathering :data:`GROUP_COST` keys.
+    Going from the shortest context up, a new group starts where that is cheaper than to pad what
+    is already in this one. Items within a group keep their order."""
+    groups: list[list[int]] = []
+    shortest_up = sorted(zip(contexts, items, strict=True))
+    group: list[int] = []
+    group_context = 0
+    for context, item in shortest_up:
+        if group and (context - group_context) * len(group) > GROUP_COST:
+            groups.append(sorted(group))
+            group = []
+        group.append(item)
+        group_context = context
+    return [*groups, sorted(group)] if group else groups
+
+
+def _tensor(values: array[int]) -> Tensor:
+    return torch.frombuffer(values, dtype=torch.int64)
+
+
+def _torch_backend(kv: KVPool, num_heads: int) -> AttentionBackend:
+    return TorchAttention(kv, num_heads, exact=kv.layout.dtype == torch.float32)
+
+
+def _flashinfer_backend(kv: KVPool, num_heads: int) -> AttentionBackend:
+    if kv.pages.device.type != "cuda":
+        raise AttentionUnavailable(
+            f"attention back end flashinfer needs a CUDA device, the model is on {kv.pages.device}"
+        )
+    if importlib.util.find_spec("flashinfer") is None:
+        raise AttentionUnavailable(
+            "attention back end flashinfer needs the package flashinfer-python: "
+            "pip install 'interlock[flashinfer]'"
+        )
+    return FlashInferAttention(kv, num_heads)
+
+
+BACKENDS: dict[str, Callable[[KVPool, int], AttentionBackend]] = {
+    "torch": _torch_backend,
+    "flashinfer": _flashinfer_backend,
+}
+
+
+def attention_backend(name: str, kv: KVPool, num_heads: int) -> AttentionBackend:
+    """The back end ``name`` over the pool ``kv``.
+
+    Raises:
+        AttentionUnavailable: there is no back end of that name, or it cannot run on this machine.
+    """
+    if name not in BACKENDS:
+        raise AttentionUnavailable(f"no attention back end {name!r}, there are {sorted(BACKENDS)}")
+    return BACKENDS[name](kv, num_heads)

@@ -1,0 +1,125 @@
+"""The KV pool: one tensor that holds every page of every layer.
+
+Layout: ``[pages, layers, page_size, 2, kv_heads, head_dim]``, keys before values. All layers of a
+page are contiguous, so a page moves to a peer, a store or a host backup in one copy. One token's
+keys and values of one layer are contiguous as well, so a step writes both with one indexed copy,
+straight out of the fused projection. flashinfer reads ``layer(i)[:, :, 0]`` and ``[:, :, 1]`` as
+its NHD pair of caches; it takes strides."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WritableBuffer = bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a page looks like. Two nodes may exchange pages only if their layouts are equal."""
+
+    num_layers: int
+    page_size: int
+    """Tokens in one page."""
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        return (self.num_layers, self.page_size, 2, self.num_kv_heads, self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of one page over all layers, in bytes."""
+        elements = self.num_layers * self.page_size * 2 * self.num_kv_heads * self.head_dim
+        return elements * self.dtype.itemsize
+
+
+class KVPool:
+    """Pages by number. Which of them are in use, and by whom, is the scheduler's business."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_pages: int,
+        device: torch.device,
+        memory: WritableBuffer | None = None,
+    ) -> None:
+        """Allocate the pool, or lay it over ``memory`` (shared or registered memory, CPU only).
+
+        Raises:
+            ValueError: ``memory`` has another size than ``num_pages * layout.page_bytes``.
+        """
+        self.layout = layout
+        self.num_pages = num_pages
+        shape = (num_pages, *layout.page_shape)
+        if memory is None:
+            # Zeroed: a masked slot is still multiplied (by zero), and old memory may read as NaN.
+            self.pages = torch.zeros(shape, dtype=layout.dtype, device=device)
+        else:
+            expected = num_pages * layout.page_bytes
+            if memoryview(memory).nbytes != expected:
+                raise ValueError(
+                    f"KV pool: memory of {memoryview(memory).nbytes} bytes, expected {expected}"
+                )
+            self.pages = torch.frombuffer(memory, dtype=layout.dtype).view(shape)
+        self._slots = self.pages.view(num_pages * layout.num_layers * layout.page_size, -1)
+        self._layers = self.pages.flatten(2).unbind(1)
+        self._layer_starts = torch.arange(layout.num_layers, device=device).unsqueeze(1)
+        self._layer_starts *= layout.page_size
+
+    def layer(self, layer: int) -> Tensor:
+        """One layer of every page: a strided view ``[pages, page_size, 2, kv_heads, head_dim]``."""
+        return self.pages[:, layer]
+
+    def slots(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """Where tokens go, for each layer: ``int64[tokens]`` for :meth:`write`.
+
+        Args:
+            pages: ``int64[tokens]``, each token's page.
+            offsets: ``int64[tokens]``, its place within the page.
+        """
+        first_layer = pages * (self.layout.num_layers * self.layout.page_size) + offsets
+        return (self._layer_starts + first_layer).unbind(0)
+
+    def write(self, slots: Tensor, kv: Tensor) -> None:
+        """Store keys and values.
+
+        Args:
+            slots: one layer's entry of :meth:`slots`.
+            kv: ``[tokens, 2 * kv_heads, head_dim]``, keys first.
+        """
+        self._slots.index_copy_(0, slots, kv.flatten(1))
+
+    def gather(self, layer: int, pages: Tensor) -> Tensor:
+        """Copy one layer of ``pages`` (``int64[n]``): ``[n, page_size * 2 * kv_heads *
+        head_dim]``."""
+        return self._layers[layer].index_select(0, pages)
+
+    def read_pages(self, pages: array[int]) -> list[bytes]:
+        """The contents of ``pages``, one blob of :attr:`KVLayout.page_bytes` each."""
+        return [
+            self.pages[page].reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for page in pages
+        ]
+
+    def write_pages(self, pages: array[int], blobs: list[bytes]) -> None:
+        """Overwrite ``pages``, one blob each.
+
+        Raises:
+            ValueError: a blob is not exactly one page, or there are more or fewer blobs than
+            pages. Nothing is
+                written then.
+        """
+        expected = self.layout.page_bytes
+        if len(pages) != len(blobs):
+            raise ValueError(f"KV pool: {len(blobs)} blobs for {len(pages)} pages")
+        for blob in blobs:
+            if len(blob) != expected:
+                raise ValueError(f"KV pool: blob of {len(blob)} bytes, expected {expected}")
+        for page, blob in zip(pages, blobs, strict=True):
+            source = torch.frombuffer(bytearray(blob), dtype=self.layout.dtype)
+            self.pages[page].view(-1).copy_(source)

@@ -1,0 +1,236 @@
+"""Matrix products in the three compute types, each with what it can fuse.
+
+:class:`Dense`
+    ``torch.nn.functional.linear``: any device, any type; the only one that float32 uses.
+:class:`Packed`
+    bfloat16 on a CPU that oneDNN has bfloat16 kernels for. Weights are reordered once into oneDNN's
+    blocked layout instead of in every call, and the residual addition and SwiGLU's two element-wise
+    steps run inside the products while their results are still in registers.
+:class:`Grouped`
+    4-bit codes in groups of 32 columns for few rows, where reading the weights is what a product
+    costs; a :class:`Packed` copy of the same matrix for more rows, where arithmetic is.
+
+The operators behind the last two are not public API of torch, hence its version is pinned exactly.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.model.checkpoint import GROUP_SIZE, GroupedInt4, Weight, dense
+
+_has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported  # noqa: SLF001
+_reorder = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001
+_linear = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+_linear_binary = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001
+_int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default  # noqa: SLF001
+_int4_matmul = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # noqa: SLF001
+
+
+class Linear(Protocol):
+    """``x @ weight.T + bias`` for ``x[tokens, in_features]``."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``residual + linear(x)``; may write into ``residual``."""
+        ...
+
+
+GatedUnit = Callable[[Tensor], Tensor]
+"""SwiGLU's inner part: ``silu(x @ gate.T) * (x @ up.T)``."""
+
+
+class Kernels(Protocol):
+    """Builds the products of a model in one compute type."""
+
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
+        """One product for matrices that share their input, stacked along the output."""
+        ...
+
+    def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit: ...
+
+
+def kernels_for(dtype: torch.dtype, device: torch.device, *, int4: bool) -> Kernels:
+    """The fastest kernels that this machine has for ``dtype``.
+
+    Raises:
+        ValueError: ``int4`` on a device other than the CPU.
+    """
+    if int4 and device.type != "cpu":
+        raise ValueError(f"int4 needs the CPU, the model is on {device}")
+    packs = dtype == torch.bfloat16 and device.type == "cpu" and _has_bfloat16()
+    many_rows: Kernels = PackedKernels() if packs else DenseKernels(dtype, device)
+    return GroupedKernels(many_rows) if int4 else many_rows
+
+
+class Dense:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(x))
+
+
+class DenseKernels:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
+        weight = torch.cat([dense(part).to(self._device, self._dtype) for part in weights])
+        return Dense(weight, None if bias is None else bias.to(self._device, self._dtype))
+
+    def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit:
+        return SplitGate(self.linear([gate, up]))
+
+
+class SplitGate:
+    """SwiGLU's inner part over one product that yields the gate and then the up projection."""
+
+    def __init__(self, gate_up: Linear) -> None:
+        self._gate_up = gate_up
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=1)
+        return functional.silu(gate).mul_(up)
+
+
+class Packed:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight: Tensor = _reorder(weight, _ROWS_HINT)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = _linear(x, self._weight, self._bias, "none", [], "")
+        return out
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        out: Tensor = _linear_binary(x, residual, self._weight, self._bias, "add")
+        return out
+
+    def silu(self, x: Tensor) -> Tensor:
+        out: Tensor = _linear(x, self._weight, self._bias, "swish", [], "")
+        return out
+
+    def multiply(self, x: Tensor, other: Tensor) -> Tensor:
+        out: Tensor = _linear_binary(x, other, self._weight, self._bias, "mul")
+        return out
+
+
+_ROWS_HINT = 32
+"""The row count that oneDNN chooses the blocked layout for; measured no worse at 1 and at 1,024
+rows."""
+
+
+class FusedGate:
+    """SwiGLU's inner part as two products: the second multiplies into the first one's activated
+    result.
+
+    Two matrices rather than one of twice the rows: at 32 rows that halves the time, because the
+    element-wise passes disappear and the result stays in cache.
+    """
+
+    def __init__(self, gate: Packed, up: Packed) -> None:
+        self._gate = gate
+        self._up = up
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._up.multiply(x, self._gate.silu(x))
+
+
+class PackedKernels:
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
+        weight = torch.cat([dense(part).bfloat16() for part in weights])
+        return Packed(weight, None if bias is None else bias.bfloat16())
+
+    def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit:
+        return FusedGate(Packed(dense(gate).bfloat16(), None), Packed(dense(up).bfloat16(), None))
+
+
+class Int4:
+    """A matrix of 4-bit codes; the kernel computes ``(code - 8) * scale + zero`` with both in
+    bfloat16."""
+
+    def __init__(self, weight: GroupedInt4, bias: Tensor | None) -> None:
+        self._codes: Tensor = _int4_pack(weight.codes.int(), 1)
+        zero = weight.minimum + 8 * weight.scale
+        scale_and_zero = torch.stack((weight.scale, zero), dim=2).transpose(0, 1)
+        self._scale_and_zero = scale_and_zero.contiguous().bfloat16()
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = _int4_matmul(x, self._codes, GROUP_SIZE, self._scale_and_zero)
+        return out if self._bias is None else out.add_(self._bias)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(x))
+
+
+class Grouped:
+    """Chooses between two copies of a matrix by the number of rows."""
+
+    def __init__(self, few_rows: Linear, many_rows: Linear) -> None:
+        self._few_rows = few_rows
+        self._many_rows = many_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows)(x)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows).add(x, residual)
+
+
+INT4_ROWS = 4
+"""Up to so many rows the 4-bit product is faster than the bfloat16 one."""
+
+
+class GroupedGate:
+    def __init__(self, few_rows: GatedUnit, many_rows: GatedUnit) -> None:
+        self._few_rows = few_rows
+        self._many_rows = many_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows)(x)
+
+
+class GroupedKernels:
+    """4-bit for matrices that are 4-bit in the file; what the file holds in more bits stays in
+    bfloat16."""
+
+    def __init__(self, many_rows: Kernels) -> None:
+        self._many_rows = many_rows
+
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
+        many_rows = self._many_rows.linear(weights, bias)
+        codes = _all_int4(weights)
+        if codes is None:
+            return many_rows
+        return Grouped(Int4(codes, None if bias is None else bias.bfloat16()), many_rows)
+
+    def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit:
+        many_rows = self._many_rows.gated_unit(gate, up)
+        codes = _all_int4([gate, up])
+        return many_rows if codes is None else GroupedGate(SplitGate(Int4(codes, None)), many_rows)
+
+
+def _all_int4(weights: Sequence[Weight]) -> GroupedInt4 | None:
+    """The stacked matrix if every part has 4-bit codes, in a shape that the kernel takes."""
+    parts = [weight for weight in weights if isinstance(weight, GroupedInt4)]
+    if len(parts) < len(weights):
+        return None
+    rows = sum(part.shape[0] for part in parts)
+    if rows % 16:  # the kernel's blocks of output columns
+        return None
+    return GroupedInt4(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scale for part in parts]),
+        torch.cat([part.minimum for part in parts]),
+    )

@@ -1,0 +1,178 @@
+"""The executor of real models: a Llama, its KV pool and an attention back end, one step at a time.
+
+It keeps one :class:`RowSampler` for each request row. Everything else about a request arrives
+with the batch."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.attention import PagedIndex, attention_backend
+from engine.batch import FEED, Batch, Sampled, StepResult
+from engine.config import EngineConfig
+from engine.kv import KVLayout, KVPool, WritableBuffer
+from engine.model.config import ModelLoadError
+from engine.model.llama import Llama
+from engine.model.loader import open_checkpoint
+from engine.sampler import RowSampler, sample
+
+DEFAULT_POOL_TOKENS = 32_768
+
+
+def load_torch_executor(
+    config: EngineConfig, memory: WritableBuffer | None = None
+) -> TorchExecutor:
+    """Load the model at ``config.model_path`` and allocate its KV pool, or lay the pool over
+    ``memory``.
+
+    Raises:
+        ModelLoadError: the model cannot be served as configured.
+        AttentionUnavailable: the attention back end cannot run here.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = torch.device(config.device)
+    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    checkpoint = open_checkpoint(Path(config.model_path))
+    limit = checkpoint.config.context_length
+    if config.context_length > limit:
+        raise ModelLoadError(
+            f"{config.model_path}: context length {config.context_length} was asked for, "
+            f"the model has {limit}"
+        )
+    with torch.inference_mode():
+        model = Llama(checkpoint, dtype, device, int4=config.dtype == "int4")
+        context_length = config.context_length or limit
+        layout = KVLayout(
+            num_layers=model.config.num_layers,
+            page_size=config.page_size,
+            num_kv_heads=model.config.num_kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=dtype,
+        )
+        num_pages = config.kv_pages or -(
+            -max(DEFAULT_POOL_TOKENS, context_length) // config.page_size
+        )
+        kv = KVPool(layout, num_pages, device, memory)
+        return TorchExecutor(model, kv, config.attention, context_length, checkpoint.digest)
+
+
+class TorchExecutor:
+    """Implements :class:`engine.batch.Executor`."""
+
+    def __init__(
+        self, model: Llama, kv: KVPool, attention: str, context_length: int, weights_digest: str
+    ) -> None:
+        self.kv = kv
+        self._model = model
+        self._attention = attention_backend(attention, kv, model.config.num_heads)
+        self._context_length = context_length
+        self._weights_digest = weights_digest
+        self._rows: dict[int, RowSampler] = {}
+        self._device = kv.pages.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.config.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._model.config.eos_token_ids
+
+    @property
+    def weights_digest(self) -> str:
+        return self._weights_digest
+
+    @property
+    def num_pages(self) -> int:
+        return self.kv.num_pages
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> StepResult:
+        """Run one step.
+
+        Raises:
+            ValueError: the batch has another page size than the pool, or feeds a row that is not
+            where the
+                batch says it is.
+        """
+        started = time.perf_counter()
+        logits = self.logits(batch)
+        sampling = [item for item in batch.items if item.sample]
+        for item in sampling:
+            if self._rows[item.row].length != item.start + item.count:
+                raise ValueError(
+                    f"row {item.row} has {self._rows[item.row].length} tokens, "
+                    f"the batch samples the one after {item.start + item.count}"
+                )
+        tokens = iter(
+            sample(
+                logits,
+                [self._rows[item.row] for item in sampling],
+                [item.start + item.count for item in sampling],
+            )
+            if sampling
+            else ()
+        )
+        sampled = tuple(next(tokens) if item.sample else Sampled(None) for item in batch.items)
+        return StepResult(batch.step, sampled, compute_s=time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Tensor:
+        """Apply the batch's row inits, compute it without sampling, and return logits ``[S,
+        vocab]``, one row for each item that samples, in the compute type."""
+        layout = self.kv.layout
+        if batch.page_size != layout.page_size:
+            raise ValueError(
+                f"batch has pages of {batch.page_size} tokens, the pool {layout.page_size}"
+            )
+        for init in batch.rows:
+            self._rows[init.row] = RowSampler(init, self.vocab_size, self._device)
+        tokens = array("q", batch.tokens)
+        for index, item in enumerate(batch.items):
+            last = batch.qo_indptr[index + 1] - 1
+            if tokens[last] == FEED:
+                tokens[last] = self._rows[item.row].last_token
+        sampled = [batch.qo_indptr[i + 1] - 1 for i, item in enumerate(batch.items) if item.sample]
+        positions = torch.frombuffer(batch.positions(), dtype=torch.int64)
+        self._attention.plan(
+            PagedIndex(
+                page_size=batch.page_size,
+                qo_indptr=batch.qo_indptr,
+                kv_indptr=batch.kv_indptr,
+                kv_indices=batch.kv_indices,
+                kv_last_page_len=batch.kv_last_page_len,
+            )
+        )
+        return self._model.forward(
+            tokens=torch.frombuffer(tokens, dtype=torch.int64).to(self._device),
+            positions=positions.to(self._device),
+            sampled=torch.tensor(sampled, dtype=torch.int64, device=self._device),
+            kv=self.kv,
+            slots=self._slots(batch, positions),
+            attention=self._attention,
+        )
+
+    def export_pages(self, pages: array[int]) -> list[bytes]:
+        return self.kv.read_pages(pages)
+
+    @torch.inference_mode()
+    def import_pages(self, pages: array[int], blobs: list[bytes]) -> None:
+        self.kv.write_pages(pages, blobs)
+
+    def _slots(self, batch: Batch, positions: Tensor) -> tuple[Tensor, ...]:
+        """Where each new token's keys and values go: its position's page in its item's table."""
+        counts = torch.tensor([item.count for item in batch.items])
+        tables = torch.frombuffer(batch.kv_indptr, dtype=torch.int64)[:-1].repeat_interleave(counts)
+        indices = torch.frombuffer(batch.kv_indices, dtype=torch.int64)
+        pages = indices[tables + positions // batch.page_size]
+        return self.kv.slots(pages.to(self._device), (positions % batch.page_size).to(self._device))
