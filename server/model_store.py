@@ -220,7 +220,8 @@ class ModelStore:
                 path = self._cached(wheel, progress or _silent)
                 return ResolvedModel(model, "gguf", path, wheel.name)
         path = Path(model).expanduser()
-        if path.exists() or path.suffix == ".gguf" or model.startswith(("/", "./", "../", "~")):
+        looks_like_a_path = path.suffix == ".gguf" or model.startswith(("/", "./", "../", "~"))
+        if looks_like_a_path or (model and path.exists()):
             return _local(path)
         if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
             return ResolvedModel(model, "hf", self.fetch_hub(model, self.cache_dir), model)
