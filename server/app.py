@@ -1,0 +1,216 @@
+"""The HTTP process put together: application, start, drain, end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from engine.config import EngineConfig
+from server.engine_client import (
+    ENGINE_COMMAND,
+    EngineClient,
+    EngineProcess,
+    EngineStartError,
+)
+from server.front_end import FrontEnd
+from server.metrics import ServerMetrics
+from server.probe import HealthProbe
+from server.routes import add_routes, surround
+from server.service import SERVICE, Service, TextModel
+from server.settings import ServerSettings
+from transport.channel import AsyncChannel, private_endpoint
+from transport.messages import FromEngine, Hello, ToEngine
+
+logger = logging.getLogger(__name__)
+
+EXIT_DRAINED = 0
+EXIT_FAILED = 1
+EXIT_SIGNAL = 128
+LAST_WORDS_S = 1.0
+"""How long open calls may take to write their 503 when the engine is gone."""
+ENGINE_STOP_S = 0.4
+"""How long a drained engine may take to exit before it is killed."""
+
+OnReady = Callable[[Hello], Awaitable[None]]
+
+
+def create_app(
+    engine: EngineClient,
+    text: TextModel,
+    settings: ServerSettings,
+    *,
+    model_name: str,
+    model_path: str = "",
+    role: str = "unified",
+) -> web.Application:
+    """The application, without a socket. ``engine`` must be started, and may still be loading.
+
+    Run it with ``web.AppRunner(app, handler_cancellation=True)``: without that a client's leaving
+    is never noticed. Clean up the application before closing ``engine``.
+
+    Args:
+        engine: The engine, as the server talks to it.
+        text: Tokenizer and chat template.
+        settings: What the operator chose.
+        model_name: The model's name for clients.
+        model_path: Where its files are, for ``/model_info``.
+        role: ``unified``, ``prefill`` or ``decode``: a label of metrics.
+    """
+    metrics = ServerMetrics(engine, model_name, role)
+    front = FrontEnd(engine, text.tokenizer, settings, metrics)
+    probe = HealthProbe(front, settings.probe_timeout_s)
+    app = web.Application(middlewares=[surround], client_max_size=settings.max_body_bytes)
+    app[SERVICE] = Service(
+        settings=settings,
+        engine=engine,
+        front=front,
+        text=text,
+        metrics=metrics,
+        probe=probe,
+        model_name=model_name,
+        model_path=model_path,
+    )
+    add_routes(app.router)
+
+    async def clean_up(_: web.Application) -> AsyncIterator[None]:
+        yield
+        await probe.close()
+        front.close()
+
+    app.cleanup_ctx.append(clean_up)
+    return app
+
+
+async def serve(
+    listener: socket.socket,
+    config: EngineConfig,
+    settings: ServerSettings,
+    load_text: Callable[[], TextModel],
+    *,
+    model_name: str = "",
+    model_path: str = "",
+    engine_command: Sequence[str] = ENGINE_COMMAND,
+    on_ready: OnReady | None = None,
+) -> int:
+    """Serve until a signal or the engine's end; the exit code of the process.
+
+    The engine process starts first and loads while ``load_text`` (in a thread) makes the tokenizer.
+    Then the server listens: ``/health`` says 503 until the engine is ready.
+
+    The first SIGTERM or SIGINT drains: new calls get 503, open ones ``settings.drain_grace_s`` to
+    end. A second one kills the engine and exits at once with 128 + its number.
+
+    Args:
+        listener: A bound socket; closed on return. Bind it before anything expensive, so that a
+            busy port is known at once.
+        config: For the engine process.
+        settings: For this process.
+        load_text: Makes tokenizer and chat template; its errors are raised here.
+        model_name: The model's name for clients; empty takes the settings' or ``config.model``.
+        model_path: Where its files are.
+        engine_command: What to run; the channel's endpoint is added as the last argument.
+        on_ready: Called once requests are answered, while serving goes on.
+
+    Returns:
+        0 after a drain, 1 when the engine died or could not start.
+    """
+    endpoint, folder = private_endpoint("engine")
+    with folder, contextlib.closing(listener):
+        async with contextlib.AsyncExitStack() as stack:
+            channel: AsyncChannel[ToEngine, FromEngine] = AsyncChannel(
+                endpoint, receives=FromEngine, bind=True
+            )
+            engine = EngineClient(channel, settings.query_timeout_s)
+            stack.push_async_callback(engine.close)
+            engine.start()
+            process = await EngineProcess.start(endpoint, config, engine_command)
+            stack.push_async_callback(process.stop, ENGINE_STOP_S)
+            watcher = asyncio.create_task(_watch(process, engine), name="engine-watcher")
+            stack.push_async_callback(_cancel, watcher)
+            stop = _signals(process)
+
+            text = await asyncio.to_thread(load_text)
+            app = create_app(
+                engine,
+                text,
+                settings,
+                model_name=model_name or settings.served_model_name or config.model,
+                model_path=model_path or config.model_path,
+            )
+            runner = web.AppRunner(
+                app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WORDS_S
+            )
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.SockSite(runner, listener, backlog=1024).start()
+            return await _run(app[SERVICE], watcher, stop, on_ready)
+    raise AssertionError("unreachable: nothing above suppresses exceptions")
+
+
+async def _run(
+    service: Service, watcher: asyncio.Task[None], stop: asyncio.Event, on_ready: OnReady | None
+) -> int:
+    """From listening to the last answer; the exit code."""
+    starting = asyncio.create_task(_start(service, on_ready), name="start")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        done, _ = await asyncio.wait(
+            (starting, stopping, watcher), return_when=asyncio.FIRST_COMPLETED
+        )
+        if starting in done:
+            try:
+                starting.result()
+            except EngineStartError as error:
+                logger.error("%s", error)
+                return EXIT_FAILED
+            await asyncio.wait((stopping, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if watcher.done():
+            logger.error("the engine process is gone: %s", service.engine.gone)
+            await service.front.answered(LAST_WORDS_S)
+            return EXIT_FAILED
+        logger.info("draining for %g s", service.settings.drain_grace_s)
+        await service.front.drain(service.settings.drain_grace_s)
+        return EXIT_DRAINED
+    finally:
+        for task in (starting, stopping):
+            await _cancel(task)
+
+
+async def _start(service: Service, on_ready: OnReady | None) -> None:
+    limits = await service.engine.ready(service.settings.engine_start_timeout_s)
+    if on_ready is not None:
+        await on_ready(limits)
+
+
+async def _watch(process: EngineProcess, engine: EngineClient) -> None:
+    engine.lost(await process.exited())
+
+
+async def _cancel(task: asyncio.Task[object] | asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _signals(process: EngineProcess) -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; a second one ends everything at once."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            process.kill()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_SIGNAL + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
