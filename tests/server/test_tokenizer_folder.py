@@ -32,7 +32,7 @@ def byte_level(*, alphabet: list[str]) -> tokenizers.Tokenizer:
     )
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_special_tokens([AddedToken("<|start|>", normalized=True)])
-    backend.add_tokens(["<think>"])
+    backend.add_tokens(["<think>", "<|user|>"])
     return backend
 
 
@@ -86,10 +86,12 @@ def test_ids_are_the_packages_own(tmp_path: Path) -> None:
 
 
 def test_protected_text_is_mere_text(whole: Tokenizer) -> None:
-    text = "<|start|>the <think><|end|>"
+    text = "<|start|>the <think><|end|><|user|>"
     ids = whole.encode(whole.protect(text))
     assert not any(map(whole.is_special, ids))
     assert whole.decode(ids) == text
+    assert "<|user|>" not in map(whole.token_text, ids)
+    assert "<think>" in map(whole.token_text, ids)
 
 
 def test_a_missing_byte_is_dropped_and_is_no_control_token(tmp_path: Path) -> None:
