@@ -398,7 +398,7 @@ class TestResolve:
         [
             ({"INTERLOCK_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, Path("/a")),
             ({"XDG_CACHE_HOME": "/b"}, Path("/b/interlock")),
-            ({"HOME": "/home/me"}, Path("/home/me/.cache/interlock")),
+            ({"HOME": "/c"}, Path("/c/.cache/interlock")),
         ],
     )
     def test_the_cache_folder(
