@@ -4,6 +4,7 @@
 #   make serve        a server with the default model, in the foreground (PORT=8001, ARGS="--debug")
 #   make test         what CI runs (ARGS="-k draw" for less)
 #   make check        lint, format, types
+#   make soak         64 streams with random aborts for two minutes (ARGS="--seconds 600")
 #   make charts       docs/statecharts from the charts in fsm/ (needs Graphviz: the program `dot`)
 #   make clean        remove .venv/ and caches
 #
@@ -25,7 +26,7 @@ export no_proxy := $(NO_PROXY)
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help serve test check charts clean
+.PHONY: help serve test check soak charts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +42,9 @@ check: .venv/dev.stamp
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "format: run $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/mypy
+
+soak: .venv/dev.stamp
+	@$(BIN)/python -m tests.support.soak $(ARGS)
 
 charts: .venv/dev.stamp
 	@$(BIN)/python -m fsm.draw docs/statecharts

@@ -49,6 +49,12 @@ def test_every_target_is_explained_and_every_explained_target_exists() -> None:
         dry_run(target)
 
 
+def test_every_module_that_the_makefile_runs_exists() -> None:
+    modules = [name for name in re.findall(r"-m ([\w.]+)", MAKEFILE) if "." in name]
+    assert modules
+    assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
+
+
 def test_ci_runs_the_checks_and_tests_of_the_makefile() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
