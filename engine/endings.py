@@ -7,9 +7,12 @@ from transport.messages import Finish
 
 
 def ending(request: Request, token: int) -> Finish | None:
-    """Whether ``token``, the next one of ``request``, ends it: stop first, then length."""
+    """Whether ``token``, the next one of ``request``, ends it: stop first, then length.
+
+    A request for no tokens at all ends by its length: the token is not delivered.
+    """
     length = min(request.output_len + 1, request.max_new_tokens)
-    if length >= request.sampling.min_new_tokens and token in request.stop_ids:
+    if length and length >= request.sampling.min_new_tokens and token in request.stop_ids:
         return Finish(type="stop", matched=token)
     if length >= request.max_new_tokens:
         return Finish(type="length", length=request.max_new_tokens)

@@ -152,7 +152,7 @@ class HashModel:
             token,
             self._logprob(context, token),
             [
-                (other % BYTES, self._logprob(context, other))
+                (other % VOCAB_SIZE, self._logprob(context, other % VOCAB_SIZE))
                 for other in range(token, token + sampling.top_logprobs)
             ],
             [(other, self._logprob(context, other)) for other in sampling.token_ids_logprob],

@@ -72,6 +72,7 @@ class DictDriver:
             raise IllegalEvent(
                 f"begins with {sorted(leases)}, the initial state holds {sorted(wanted)}"
             )
+        _check_reserved(subject, leases, f"{self.chart.name}: begin")
         self._begin(subject)
         self._adopt(subject, leases)
 
@@ -131,6 +132,11 @@ class DictDriver:
             raise IllegalEvent(
                 f"{label}: holds {sorted(subject.leases)} where its state holds {sorted(held)}"
             )
+        _check_reserved(subject, leases, label)
+        for resource in move.drops:
+            if subject.leases[resource].stage != "held":
+                stage = subject.leases[resource].stage
+                raise IllegalEvent(f"{label} drops {resource}, which is {stage}")
 
     def _release(self, subject: Subject, move: Move) -> None:
         for resource in move.drops:
@@ -140,6 +146,15 @@ class DictDriver:
         for resource, lease in leases.items():
             lease.adopt()
             subject.leases[resource] = lease
+
+
+def _check_reserved(subject: Subject, leases: Mapping[Resource, Lease], label: str) -> None:
+    """Adopting cannot fail, so whatever could fail it is found before anything has changed."""
+    for resource, lease in leases.items():
+        if (lease.resource, lease.owner, lease.stage) != (resource, subject.life, "reserved"):
+            raise IllegalEvent(
+                f"{label}: {resource} is {lease.stage} {lease.resource} of {lease.owner}"
+            )
 
 
 class Driver(DictDriver):
