@@ -135,6 +135,8 @@ async def serve(
             stack.push_async_callback(_cancel, watcher)
             stop = _signals(process)
 
+            host, port = listener.getsockname()[:2]
+            settings = settings.model_copy(update={"host": host, "port": port})
             text = await asyncio.to_thread(load_text)
             app = create_app(
                 engine,

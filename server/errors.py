@@ -1,4 +1,4 @@
-"""Errors as clients see them: one exception, and its shape on each surface of the API.
+"""Errors as clients see them: one exception, and its shapes.
 
 ``/v1/*`` nests OpenAI's object under ``error``; the native routes answer ``{"error": {"message":
 …}}``. Whatever is wrong with a request is 400, a body that is too large 413, an overload 503 with
@@ -59,8 +59,8 @@ class ApiError(Exception):
         message = finish.message or "the request failed in the engine"
         return cls(finish.status or 500, message, kind=finish.err_type)
 
-    def openai(self) -> dict[str, object]:
-        """The object under ``error`` on ``/v1/*``, also inside of a stream."""
+    def fields(self) -> dict[str, object]:
+        """The object under ``error``."""
         return {
             "message": self.message,
             "type": self.kind,
@@ -80,12 +80,10 @@ class ApiError(Exception):
     def response(self, path: str) -> web.Response:
         """The whole response for a request to ``path``."""
         body: dict[str, object]
-        if path.startswith("/v1/"):
-            body = {"error": self.openai()}
-        elif self.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        if self.status == HTTPStatus.UNAUTHORIZED and not path.startswith("/v1/"):
             body = {"error": HTTPStatus(self.status).phrase}
         else:
-            body = {"error": {"message": self.message, "type": self.kind, "code": self.code}}
+            body = {"error": self.fields()}
         headers = {}
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers["Retry-After"] = str(RETRY_AFTER_S)

@@ -91,14 +91,14 @@ async def server_info(request: web.Request) -> web.Response:
         "port": service.settings.port,
         "version": VERSION,
         "startup_time": service.started,
-        "max_total_num_tokens": None if load is None else load.tokens_total,
+        "max_total_num_tokens": 0 if load is None else load.tokens_total,
         "max_req_input_len": limits.max_prompt_tokens,
         "context_length": limits.context_length,
         "vocab_size": limits.vocab_size,
         "boot_id": limits.boot_id,
     }
     states: list[dict[str, object]] = [{"memory_usage": {}, "last_gen_throughput": 0.0}]
-    return json_response({**own, **limits.info, "internal_states": states})
+    return json_response({**limits.info, **own, "internal_states": states})
 
 
 async def get_load(request: web.Request) -> web.Response:

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from server.schemas import (
     GUIDED,
@@ -81,16 +81,21 @@ class GenerateBody(Body):
     deadline_s: float | None = Field(default=None, gt=0)
     """Ours: the request ends by itself so many seconds after its arrival."""
 
-    @model_validator(mode="after")
-    def _limits(self) -> "GenerateBody":
-        for count in as_list(self.top_logprobs_num):
+    @field_validator("top_logprobs_num")
+    @classmethod
+    def _few_top_logprobs(cls, value: int | list[int]) -> int | list[int]:
+        for count in as_list(value):
             if not 0 <= count <= MAX_TOP_LOGPROBS_NATIVE:
                 limit = f"between 0 and {MAX_TOP_LOGPROBS_NATIVE}"
-                raise ValueError(f"top_logprobs_num must be {limit}, got {count}")
-        for rid in as_list(self.rid):
-            if len(rid) > MAX_RID_CHARS:
-                raise ValueError(f"rid must have at most {MAX_RID_CHARS} characters")
-        return self
+                raise ValueError(f"must be {limit}, got {count}")
+        return value
+
+    @field_validator("rid")
+    @classmethod
+    def _short_rids(cls, value: str | list[str]) -> str | list[str]:
+        if any(len(rid) > MAX_RID_CHARS for rid in as_list(value)):
+            raise ValueError(f"must have at most {MAX_RID_CHARS} characters")
+        return value
 
 
 def as_list(value: Any) -> list[Any]:

@@ -5,15 +5,17 @@ top level are ignored, and an explicit null means the default. What is wrong is 
 field's name, the limit, and the value that broke it.
 """
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from engine.intake import MAX_CHOSEN_LOGPROBS, MAX_GROUP, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from server.errors import ApiError, bad_value, unsupported
+from server.errors import ApiError, bad_value
 from transport.messages import SamplingParams
 
 INT64 = 2**63
@@ -23,6 +25,9 @@ MAX_TOP_LOGPROBS_OPENAI = 20
 MAX_TOP_LOGPROBS_NATIVE = 128
 MAX_TEMPERATURE = 1e6
 _SHOWN_VALUE_CHARS = 60
+_UNION_MEMBER = re.compile(r"(str|int|bool|float|none)$|(list|dict|constrained)\W")
+_REFUSED = "refused"
+"""Our own type of validation error: a field that is known and not supported."""
 
 BodyT = TypeVar("BodyT", bound="Body")
 
@@ -40,9 +45,13 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_default(cls, data: object) -> object:
+    def _prepare(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
+        for name, hint in cls.refused.items():
+            if data.get(name):
+                problem = f"is not supported{hint and ': ' + hint}"
+                raise PydanticCustomError(_REFUSED, "{problem}", {"name": name, "problem": problem})
         return {
             name: value
             for name, value in data.items()
@@ -69,9 +78,6 @@ def parse_body(schema: type[BodyT], raw: bytes) -> BodyT:
 
 def validate(schema: type[BodyT], data: dict[str, Any], prefix: str = "") -> BodyT:
     """``data`` as ``schema``; errors name fields with ``prefix`` in front."""
-    for name, hint in schema.refused.items():
-        if data.get(name):
-            raise unsupported(prefix + name, hint)
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -84,6 +90,9 @@ def validate(schema: type[BodyT], data: dict[str, Any], prefix: str = "") -> Bod
             expected = ", ".join(schema.model_fields)
             problem = f"unknown field '{worst['loc'][-1]}', expected one of {expected}"
             raise ApiError(400, problem, param=path) from None
+        if worst["type"] == _REFUSED:
+            path += ("." if path and not path.endswith(".") else "") + worst["ctx"]["name"]
+            raise bad_value(path, worst["msg"]) from None
         message = worst["msg"].removeprefix("Value error, ").replace("Input should", "must")
         if worst["type"] not in ("missing", "value_error"):
             message += f", got {_shown(worst['input'])}"
@@ -91,9 +100,9 @@ def validate(schema: type[BodyT], data: dict[str, Any], prefix: str = "") -> Bod
 
 
 def _is_name(part: int | str) -> bool:
-    """Whether a step of an error's path is a field or an index, and not the name of a union's
+    """Whether a step of an error's path is a field or an index, not the name of a union's
     member."""
-    return isinstance(part, int) or part.replace("_", "").isalnum()
+    return isinstance(part, int) or _UNION_MEMBER.match(part) is None
 
 
 def _shown(value: object) -> str:

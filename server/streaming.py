@@ -84,4 +84,4 @@ class EventStream:
 
 def stream_error(error: ApiError, path: str) -> dict[str, object]:
     """An error after the headers, in the shape of the route's surface."""
-    return error.openai() if path.startswith("/v1/") else error.native_event()
+    return error.fields() if path.startswith("/v1/") else error.native_event()
