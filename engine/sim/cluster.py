@@ -1,0 +1,79 @@
+"""The ``cluster`` command: what a simulated cluster is built from."""
+
+from typing import Final, cast
+
+from engine.config import EngineConfig
+from engine.sim.language import Command
+from engine.sim.node import NodeSettings
+from engine.sim.render import Detail
+from engine.sim.runner import Costs
+from engine.sim.world import US_PER_S
+
+DEFAULT_PAGES: Final = 64
+
+_NEEDS_STORE: Final = ("store_latency", "prefetch_timeout", "prefetches")
+
+
+def build(command: Command) -> tuple[NodeSettings, Detail]:
+    """The settings of the one unified node, and how much of its trace is shown.
+
+    ``metadata`` sizes the hand-over slots of prefill and decode nodes; a cluster without any has no
+    such slots, whatever the number.
+    """
+    for role in ("prefill", "decode", "router"):
+        if command.integer(role, 0):
+            raise command.error(
+                f"{role}={command.integer(role, 0)}: only one unified node is simulated; "
+                "a file for more says 'requires pd' or 'requires router'"
+            )
+    if command.integer("unified", 1) != 1:
+        raise command.error("unified= is 1: one unified node is simulated")
+    has_store = command.string("store", "off") == "on"
+    for option in _NEEDS_STORE:
+        if option in command.options and not has_store:
+            raise command.error(f"{option}= needs store=on")
+    if command.integer("depth", 2) not in (1, 2):
+        raise command.error("depth= is 1 or 2")
+    for option in ("pages", "page_size", "rows", "chunk", "prefetches", "sessions"):
+        if command.integer(option, 1) < 1:
+            raise command.error(f"{option}= is at least 1")
+    for option in ("waiting_timeout", "running_timeout", "prefetch_timeout"):
+        if command.integer(option, 1) < 1:
+            raise command.error(f"{option}= is longer than 0")
+    config = EngineConfig(
+        model="hash",
+        page_size=command.integer("page_size", 16),
+        context_length=command.integer("context", 0),
+        max_running_requests=command.integer("rows", 8),
+        max_queued_requests=command.integer("queue", 64),
+        chunked_prefill_size=command.integer("chunk", 64),
+        depth=1 if command.integer("depth", 2) == 1 else 2,
+        prefix_cache=command.string("prefix_cache", "on") == "on",
+        max_overtakes=command.integer("overtakes", 64),
+        waiting_timeout_s=_seconds(command, "waiting_timeout"),
+        running_timeout_s=_seconds(command, "running_timeout"),
+        prefetch_timeout_s=_seconds(command, "prefetch_timeout") or 0.5,
+        max_prefetches=command.integer("prefetches", 16),
+        max_sessions=command.integer("sessions", 16),
+        checks=True,
+    )
+    default = Costs()
+    costs = Costs(
+        command.integer("step", default.step_us),
+        command.integer("token", default.token_us),
+        command.integer("copy", default.copy_us),
+    )
+    settings = NodeSettings(
+        config,
+        command.integer("pages", DEFAULT_PAGES),
+        costs,
+        command.string("weights", "W1"),
+        command.integer("store_latency", 1_000) if has_store else None,
+        command.integer("detok", 0),
+    )
+    return settings, cast("Detail", command.string("trace", "full"))
+
+
+def _seconds(command: Command, option: str) -> float | None:
+    value = command.optional(option)
+    return None if value is None else value / US_PER_S

@@ -1,0 +1,269 @@
+"""What the commands of a scenario do, except ``submit`` (:mod:`engine.sim.submitting`) and
+``expect`` (:mod:`engine.sim.expectations`)."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from engine.sim.drive import RUN_LIMIT_US, Fault
+from engine.sim.gates import GATES, Gate
+from engine.sim.language import Command
+from engine.sim.node import SimNode
+from engine.sim.submitting import submit
+from engine.sim.vocabulary import BadValue, Word, duration
+from engine.sim.world import US_PER_S
+from fsm.resources import PHASES
+from fsm.trace import MoveLine
+from transport.messages import CloseSession, Drain, OpenSession
+
+if TYPE_CHECKING:
+    from engine.sim.scenario import Run
+
+Handler = Callable[["Run", Command], None]
+
+
+def run_until(run: "Run", command: Command) -> None:
+    """``run 50ms``, ``run until idle``, ``run until RID CONDITION``."""
+    words = command.words
+    if words[0] != "until":
+        try:
+            amount = duration(Word(words[0]))
+        except BadValue as error:
+            raise command.error(f"run {words[0]}: {error}, or 'until'") from None
+        if len(words) > 1 or command.options:
+            raise command.error("write 'run DURATION'")
+        run.drive.until_time(run.world.now_us + amount)
+        return
+    if words[1:] == ("idle",) and not command.options:
+        _until_idle(run)
+        return
+    test = _condition(run, command)
+    if not run.drive.until(test, run.world.now_us + RUN_LIMIT_US):
+        raise Fault(f"this never happens; {_standing(run, command.words[1])}")
+
+
+def _until_idle(run: "Run") -> None:
+    node = run.node
+    if not run.drive.until(lambda: node.idle, run.world.now_us + RUN_LIMIT_US):
+        held = [name for name, gate in node.gates.items() if gate.armed]
+        hint = f" (held: {', '.join(held)})" if held else ""
+        raise Fault(f"the node never gets idle{hint}:\n  " + "\n  ".join(node.unrest()))
+
+
+def _condition(run: "Run", command: Command) -> Callable[[], bool]:
+    """``RID PHASE``, ``RID state=S`` or ``RID tokens=N``; a phase passed through counts."""
+    if len(command.words) + len(command.options) != 3 or len(command.words) < 2:
+        raise command.error("write 'run until RID PHASE', '… state=S' or '… tokens=N'")
+    name = command.words[1]
+    if "tokens" in command.options:
+        wanted = command.integer("tokens", 0)
+        views = run.views(command, name)
+        return lambda: all(view is not None and len(view.tokens) >= wanted for _, view in views)
+    chart = run.node.book.chart
+    if "state" in command.options:
+        wanted_states = {check_state(run, command, command.string("state"))}
+    else:
+        phase = check_phase(command, command.words[2])
+        wanted_states = {state.name for state in chart.states if state.phase == phase}
+    since = len(run.node.book.lines)
+    run.submissions(command, name.partition("#")[0])
+
+    def reached() -> bool:
+        lives = run.lives(command, name)
+        if lives and all(life.where in wanted_states for life in lives):
+            return True
+        passed = {
+            line.life
+            for line in run.node.book.lines[since:]
+            if isinstance(line, MoveLine) and line.target in wanted_states
+        }
+        return bool(lives) and all(
+            life.where in wanted_states or life.life in passed for life in lives
+        )
+
+    return reached
+
+
+def check_phase(command: Command, phase: str) -> str:
+    if phase not in PHASES:
+        raise command.unknown("phase", phase, PHASES)
+    return phase
+
+
+def check_state(run: "Run", command: Command, state: str) -> str:
+    known = run.node.book.chart.by_name
+    if state not in known:
+        raise command.unknown("state", state, known)
+    return state
+
+
+def _standing(run: "Run", name: str) -> str:
+    lives = [life for life in run.node.book.lives.values() if life.name.startswith(name)]
+    return ", ".join(f"{life.name} is {life.where}" for life in lives) or f"{name} has no life"
+
+
+def step(run: "Run", command: Command) -> None:
+    """Let exactly one step through to its commit, whatever is held."""
+    node = run.check_node(command, command.words[0])
+    gates = [node.gates["step"], node.gates["commit"]]
+    if not node.scheduler.steps_in_flight:
+        gates.append(node.gates["schedule"])
+    for gate in gates:
+        gate.permits = 1
+    before = node.steps_committed
+    node.look()
+    done = run.drive.until(lambda: node.steps_committed > before, run.world.now_us + RUN_LIMIT_US)
+    for gate in gates:
+        gate.permits = 0
+    if not done:
+        raise Fault("there is no step to do")
+
+
+def hold(run: "Run", command: Command) -> None:
+    gate, _ = _gate(run, command)
+    chunk = command.optional("chunk")
+    if chunk is not None and command.words[0] != "step":
+        raise command.error("chunk= is for 'hold step'")
+    gate.hold(chunk)
+
+
+def release(run: "Run", command: Command) -> None:
+    gate, node = _gate(run, command)
+    if not gate.armed:
+        raise command.error(f"{command.words[0]} is not held")
+    gate.release()
+    node.last_touch_us = run.world.now_us
+    node.look()
+
+
+def _gate(run: "Run", command: Command) -> tuple[Gate, SimNode]:
+    what, where = command.words
+    node = run.check_node(command, where)
+    for name in GATES:
+        if name == what:
+            if name == "store" and node.store is None:
+                raise command.error("this cluster has no store (store=on)")
+            return node.gates[name], node
+    raise command.unknown("thing to hold", what, GATES)
+
+
+def fail(run: "Run", command: Command) -> None:
+    """The next steps raise, or the next reads of the store fail."""
+    what, where = command.words
+    node = run.check_node(command, where)
+    count = command.integer("count", 1)
+    if what == "step":
+        node.runner.fail_steps.extend(["injected fault"] * count)
+    elif what == "store":
+        if node.store is None:
+            raise command.error("this cluster has no store (store=on)")
+        node.store.fail_reads.extend(["injected fault"] * count)
+    else:
+        raise command.unknown("thing to fail", what, ("step", "store"))
+
+
+def abort(run: "Run", command: Command) -> None:
+    """Ask the engine to end requests by rid, whatever the front end knows of them."""
+    clients = run.node.clients
+    if command.words == ("all",):
+        clients.abort((), True)
+        return
+    rids: list[str] = []
+    for name in command.words:
+        if "unseen" in command.flags:
+            rids.append(name)
+        elif "#" in name:
+            rids += [view.member.rid for _, view in run.views(command, name) if view is not None]
+        else:
+            rids += [each.rid for each in run.submissions(command, name)]
+    clients.abort(tuple(rids), False)
+
+
+def disconnect(run: "Run", command: Command) -> None:
+    for name in command.words:
+        for each in run.submissions(command, name):
+            run.node.clients.disconnect(each.name)
+
+
+def retract(run: "Run", command: Command) -> None:
+    """Force a retraction. Memory and priority take the same edge on a unified node."""
+    name = command.words[0]
+    for _, view in run.views(command, name):
+        if view is None or not run.node.scheduler.retract(view.member.rid):
+            raise Fault(f"it is not on the device: {_standing(run, name)}")
+    run.node.wake()
+
+
+def exhaust(run: "Run", command: Command) -> None:
+    node = _pages(run, command)
+    if "leave" not in command.options:
+        raise command.error("write 'exhaust pages NODE leave=N'")
+    if not node.exhaust(command.integer("leave", 0)):
+        available = node.scheduler.kv.available
+        raise Fault(f"only {available} pages are available")
+
+
+def restore(run: "Run", command: Command) -> None:
+    _pages(run, command).restore()
+
+
+def _pages(run: "Run", command: Command) -> SimNode:
+    what, where = command.words
+    if what != "pages":
+        raise command.unknown("pool to exhaust", what, ("pages",))
+    return run.check_node(command, where)
+
+
+def flush(run: "Run", command: Command) -> None:
+    node = run.check_node(command, command.words[0])
+    flushed, message = node.scheduler.flush_cache()
+    node.clients.replies.append({"flushed": flushed, "message": message})
+
+
+def drain(run: "Run", command: Command) -> None:
+    node = run.check_node(command, command.words[0])
+    node.post(Drain(command.integer("grace", 0) / US_PER_S))
+
+
+def open_session(run: "Run", command: Command) -> None:
+    name = _session(command)
+    timeout = command.optional("timeout")
+    run.node.clients.open_session(name)
+    run.node.post(
+        OpenSession(
+            1,
+            name,
+            command.optional("capacity"),
+            None if timeout is None else timeout / US_PER_S,
+        )
+    )
+
+
+def close_session(run: "Run", command: Command) -> None:
+    run.node.post(CloseSession(1, _session(command)))
+
+
+def _session(command: Command) -> str:
+    what, name = command.words
+    if what != "session":
+        raise command.unknown("thing", what, ("session",))
+    return name
+
+
+COMMANDS: Final[dict[str, Handler]] = {
+    "submit": submit,
+    "run": run_until,
+    "step": step,
+    "hold": hold,
+    "release": release,
+    "fail": fail,
+    "abort": abort,
+    "disconnect": disconnect,
+    "retract": retract,
+    "preempt": retract,
+    "exhaust": exhaust,
+    "restore": restore,
+    "flush": flush,
+    "drain": drain,
+    "open": open_session,
+    "close": close_session,
+}

@@ -1,0 +1,373 @@
+"""The ``expect`` command, in all its forms.
+
+An expectation looks; only ``within=`` and ``base`` let time pass. What it looks at is what clients
+were shown, the trace, and the ledger.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from engine.sim.client import Submission, View
+from engine.sim.commands import check_phase, check_state
+from engine.sim.drive import Fault
+from engine.sim.language import Command
+from engine.sim.world import US_PER_S
+from transport.messages import Finish
+
+if TYPE_CHECKING:
+    from engine.sim.scenario import Run
+
+FINISHES: Final = ("stop", "length", "abort", "error")
+
+OPERATORS: Final[dict[str, Callable[[int, int], bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+
+def expect(run: "Run", command: Command) -> None:
+    first = command.words[0]
+    form = FORMS.get(first)
+    if form is not None:
+        form(run, command, command.words[1:])
+    elif command.words[1:] == ("golden",):
+        _golden(run, command, first)
+    elif len(command.words) == 1 and command.options:
+        _request(run, command, first)
+    else:
+        known = [*FORMS, *run.node.clients.submissions]
+        if first not in known and "*" not in first:
+            raise command.unknown("expectation or request", first, known)
+        raise command.error("what is expected? See docs/scenarios.md")
+
+
+# --- of requests ---
+
+
+def _request(run: "Run", command: Command, name: str) -> None:
+    """``expect RID phase= state= finished= status= tokens= message= matched= [within=]``."""
+    wanted = {k: str(v) for k, v in command.options.items() if k != "within"}
+    for key in wanted:
+        if key not in _READERS:
+            raise command.unknown("property of a request", key, _READERS)
+    if "phase" in wanted:
+        check_phase(command, wanted["phase"])
+    if "state" in wanted:
+        check_state(run, command, wanted["state"])
+    for kind in wanted.get("finished", "stop").split("|"):
+        if kind not in FINISHES:
+            raise command.unknown("way to finish", kind, FINISHES)
+    pairs = run.views(command, name)
+    if "within" in command.options:
+        limit = run.acted_us + command.integer("within", 0)
+        run.drive.until(lambda: not _differences(run, pairs, wanted), limit)
+    differences = _differences(run, pairs, wanted)
+    if differences:
+        raise Fault("\n  ".join(differences))
+
+
+def _differences(
+    run: "Run", pairs: list[tuple[Submission, View | None]], wanted: dict[str, str]
+) -> list[str]:
+    out = []
+    for submission, view in pairs:
+        name = submission.name if view is None else view.name
+        for key, value in wanted.items():
+            actual = _READERS[key](Seen(run, submission, view))
+            if key == "message":
+                fits = actual is not None and value in actual
+            else:
+                fits = actual is not None and actual in value.split("|")
+            if not fits:
+                out.append(f"{name}: expected {key}={value}, got {actual or 'nothing yet'}")
+    return out
+
+
+class Seen(NamedTuple):
+    """One completion to look at; ``view`` is None where the front end refused the submission."""
+
+    run: "Run"
+    submission: Submission
+    view: View | None
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.submission.refused if self.view is None else self.view.finish
+
+    @property
+    def where(self) -> str | None:
+        """The state of its newest life; a group that is refused has one life for all."""
+        book = self.run.node.book
+        lives = book.of(self.view.name) if self.view is not None else []
+        lives = lives or book.of(self.submission.name)
+        return lives[-1].where if lives else None
+
+
+def _finished(seen: Seen) -> str | None:
+    return seen.finish.type if seen.finish is not None else None
+
+
+def _status(seen: Seen) -> str | None:
+    return str(seen.finish.status or 200) if seen.finish is not None else None
+
+
+def _message(seen: Seen) -> str | None:
+    return seen.finish.message if seen.finish is not None else None
+
+
+def _matched(seen: Seen) -> str | None:
+    return str(seen.finish.matched) if seen.finish is not None else None
+
+
+def _tokens(seen: Seen) -> str | None:
+    return str(len(seen.view.tokens) if seen.view is not None else 0)
+
+
+def _phase(seen: Seen) -> str | None:
+    where = seen.where
+    return seen.run.node.book.chart.phase(where) if where is not None else None
+
+
+_READERS: Final[dict[str, Callable[[Seen], str | None]]] = {
+    "phase": _phase,
+    "state": operator.attrgetter("where"),
+    "tokens": _tokens,
+    "finished": _finished,
+    "status": _status,
+    "message": _message,
+    "matched": _matched,
+}
+
+
+def _golden(run: "Run", command: Command, name: str) -> None:
+    """What the client was shown is what the request says alone: all of it if it ended by stop or
+    length, else the beginning; the log-probabilities too, where they were asked for."""
+    for submission, view in run.views(command, name):
+        if view is None:
+            raise Fault(f"{submission.name} was refused by the front end and said nothing")
+        message = submission.message
+        member = int(view.name.partition("#")[2]) if message.n > 1 else None
+        alone = run.golden.run(
+            submission.history + message.prompt, message.sampling, submission.stops, member
+        )
+        expected = list(alone.tokens)
+        ended = view.finish is not None and view.finish.type in ("stop", "length")
+        if not ended:
+            expected = expected[: len(view.tokens)]
+        if view.tokens != expected:
+            raise Fault(f"{view.name}: {_first_difference(view.tokens, expected)}")
+        if ended and view.finish != alone.finish:
+            raise Fault(f"{view.name}: expected to end as {alone.finish}, ended as {view.finish}")
+        if message.sampling.logprobs:
+            logprobs = view.member.logprobs[: len(view.tokens)]
+            if logprobs != list(alone.logprobs[: len(expected)]):
+                raise Fault(f"{view.name}: the log-probabilities differ from those alone")
+
+
+def _first_difference(actual: list[int], expected: list[int]) -> str:
+    for index, (a, b) in enumerate(zip(actual, expected, strict=False), 1):
+        if a != b:
+            return f"expected golden, but output token {index} is {a}, not {b}"
+    return f"expected golden, but {len(actual)} output tokens were shown, not {len(expected)}"
+
+
+def _never(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect never RID phase=P|state=S``."""
+    if len(words) != 1 or len(command.options) != 1:
+        raise command.error("write 'expect never RID phase=P' or '… state=S'")
+    chart = run.node.book.chart
+    if "phase" in command.options:
+        phase = check_phase(command, command.string("phase"))
+        banned = {state.name for state in chart.states if state.phase == phase}
+    else:
+        banned = {check_state(run, command, command.string("state"))}
+    for life in run.lives(command, words[0]):
+        for move in life.moves:
+            if move.target in banned:
+                raise Fault(f"{life.name} was {move.target} at {move.time * 1000:.3f} ms")
+
+
+def _no(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect no answer RID``."""
+    if len(words) != 2 or words[0] != "answer":
+        raise command.error("write 'expect no answer RID'")
+    for submission, view in run.views(command, words[1]):
+        finish = submission.refused if view is None else view.finish
+        if finish is not None:
+            raise Fault(f"{submission.name} has its answer: {finish.type} {finish.message}")
+
+
+def _order(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect order EVENT RID RID…``: when this event first happened to each of them."""
+    if len(words) < 3:
+        raise command.error("write 'expect order EVENT RID RID…'")
+    event, *names = words
+    if event not in run.node.book.chart.events:
+        raise command.unknown("event", event, run.node.book.chart.events)
+    seen: list[tuple[int, str]] = []
+    for name in names:
+        moves = [move for life in run.lives(command, name) for move in life.moves]
+        times = [move.seq for move in moves if move.event == event]
+        if not times:
+            raise Fault(f"{event} never happened to {name}")
+        seen.append((times[0], name))
+    actual = [name for _, name in sorted(seen)]
+    if actual != names:
+        raise Fault(f"expected {event} of {' '.join(names)}, got {' '.join(actual)}")
+
+
+# --- of the node ---
+
+
+def _base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect base [NODE]``: everything is back at its start, within one second of the last
+    terminal answer and the last fence, with no new traffic."""
+    node = run.check_node(command, words[0] if words else run.node.name)
+    limit = max(node.rest_due_from_us + US_PER_S, run.world.now_us)
+    run.drive.until(lambda: not node.unrest(), limit)
+    faults = node.unrest()
+    if faults:
+        raise Fault("not at rest:\n  " + "\n  ".join(faults))
+
+
+def _held(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect held RID POOL=N…``: units that the ledger counts for this request."""
+    if len(words) != 1 or not command.options:
+        raise command.error("write 'expect held RID pages=N rows=N …'")
+    lives = run.lives(command, words[0])
+    pools = {str(pool.name): pool for pool in run.node.scheduler.ledger}
+    for name in command.options:
+        if name not in pools:
+            raise command.unknown("pool", name, pools)
+        owners = pools[name].owners()
+        for life in lives:
+            actual, wanted = owners.get(life.life, 0), command.integer(name, 0)
+            if actual != wanted:
+                raise Fault(f"{life.name}: expected {name}={wanted}, holds {actual}")
+
+
+def _ledger(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect ledger NODE pool.class OP N``."""
+    node = run.check_node(command, words[0] if words else "")
+    left, test, right = _comparison(command, words[1:])
+    pool_name, _, kind = left.partition(".")
+    ledger = node.ledger()
+    if pool_name not in ledger:
+        raise command.unknown("pool", pool_name, ledger)
+    counts = ledger[pool_name].as_dict()
+    if kind not in counts:
+        raise command.unknown("class", kind, counts)
+    _compare(left, counts[kind], test, right)
+
+
+def _load(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect load NODE FIGURE OP N``: running, waiting, retracted, steps, in_flight, …"""
+    node = run.check_node(command, words[0] if words else "")
+    left, test, right = _comparison(command, words[1:])
+    load = node.scheduler.load()
+    figures = {
+        "running": load.running,
+        "waiting": load.waiting,
+        "steps": load.steps,
+        "in_flight": node.scheduler.steps_in_flight,
+        "generated_tokens": load.generated_tokens,
+        "prompt_tokens": load.prompt_tokens,
+        "cached_tokens": load.cached_tokens,
+        "retracted": load.retracted,
+        "aborted": load.aborted,
+        "store_reads": node.store.reads if node.store is not None else 0,
+        "tombstones": len(node.scheduler.roster.recent),
+    }
+    if left not in figures:
+        raise command.unknown("figure", left, figures)
+    _compare(left, figures[left], test, right)
+
+
+def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect logprobs|retractions|cached RID OP N``."""
+    what, *rest = words
+    if not rest:
+        raise command.error(f"write 'expect {what} RID = N'")
+    name, *tail = rest
+    _, test, right = _comparison(command, (what, *tail))
+    for submission, view in run.views(command, name):
+        if view is None:
+            raise Fault(f"{submission.name} was refused by the front end")
+        figures = {
+            "logprobs": len(view.member.logprobs),
+            "retractions": sum(
+                move.target == "retracted"
+                for life in run.node.book.of(view.name)
+                for move in life.moves
+            ),
+            "cached": view.member.cached_tokens,
+        }
+        _compare(f"{what} {view.name}", figures[what], test, right)
+
+
+def _counting(what: str) -> "Form":
+    return lambda run, command, words: _count(run, command, (what, *words))
+
+
+def _reply(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect reply aborted=r1,r2 finished=r3 unknown=r4``, ``… flushed=no``, ``… closed=yes``,
+    ``… error="TEXT"``: the newest answer to an abort, a flush or a session call."""
+    if words or not command.options:
+        raise command.error("write 'expect reply KEY=VALUE…'")
+    if not run.node.clients.replies:
+        raise Fault("nothing was asked, or nothing answered yet")
+    data = run.node.clients.replies[-1]
+    assert isinstance(data, dict)
+    for key, value in command.options.items():
+        actual = data.get(key)
+        if key in ("aborted", "finished", "unknown"):
+            names = (
+                value if isinstance(value, tuple) else tuple(filter(None, str(value).split(",")))
+            )
+            fits = actual is not None and sorted(actual) == sorted(names)
+        elif key in ("flushed", "closed"):
+            fits = actual is (value == "yes")
+        elif key == "error":
+            fits = str(value) in str(actual)
+        else:
+            fits = str(actual) == str(value)
+        if not fits:
+            raise Fault(f"expected {key}={value}, the reply is {data}")
+
+
+def _comparison(
+    command: Command, words: tuple[str, ...]
+) -> tuple[str, Callable[[int, int], bool], int]:
+    match = re.fullmatch(r"([\w.]+)\s*(=|!=|<=|>=|<|>)\s*(\d+)", " ".join(words))
+    if match is None:
+        raise command.error(f"a comparison such as 'pages.free = 64' is wanted, not {words}")
+    return match[1], OPERATORS[match[2]], int(match[3])
+
+
+def _compare(label: str, actual: int, test: Callable[[int, int], bool], wanted: int) -> None:
+    if not test(actual, wanted):
+        sign = next(sign for sign, each in OPERATORS.items() if each is test)
+        raise Fault(f"expected {label} {sign} {wanted}, got {actual}")
+
+
+Form = Callable[["Run", Command, tuple[str, ...]], None]
+
+FORMS: Final[dict[str, Form]] = {
+    "never": _never,
+    "no": _no,
+    "order": _order,
+    "base": _base,
+    "held": _held,
+    "ledger": _ledger,
+    "load": _load,
+    "logprobs": _counting("logprobs"),
+    "retractions": _counting("retractions"),
+    "cached": _counting("cached"),
+    "reply": _reply,
+}

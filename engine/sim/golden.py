@@ -1,0 +1,85 @@
+"""*Golden*: the same request alone, on a fresh node with plenty of everything.
+
+Nothing shares its pages, nothing takes them away, and no prefix is reused. What it then says is
+what it has to say in any company (design.md §9).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from engine.sim.node import NodeSettings, SimNode
+from engine.sim.world import World
+from transport.messages import Finish, SamplingParams, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What a request says when it runs alone."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+
+
+class GoldenRuns:
+    """Runs requests alone, each once."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings: Final = settings
+        self._known: dict[bytes, Alone] = {}
+
+    def run(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stops: tuple[bytes, ...],
+        member: int | None = None,
+    ) -> Alone:
+        """The whole answer to ``prompt``; ``member`` is its number in a group, or None.
+
+        A request that fits its node's pool only in part ends there by ``length`` (B121), and so it
+        does here.
+        """
+        key = msgspec.msgpack.encode((prompt, sampling, stops, member))
+        if key not in self._known:
+            self._known[key] = self._alone(prompt, sampling, stops, member)
+        return self._known[key]
+
+    def _alone(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stops: tuple[bytes, ...],
+        member: int | None,
+    ) -> Alone:
+        here = self._settings
+        size = here.config.page_size
+        room = here.kv_pages * size - len(prompt)
+        sampling = msgspec.structs.replace(
+            sampling, max_new_tokens=min(sampling.max_new_tokens, room)
+        )
+        members = 1 if member is None else member + 1
+        config = here.config.model_copy(
+            update={
+                "prefix_cache": False,
+                "depth": 1,
+                "max_running_requests": members,
+                "waiting_timeout_s": None,
+                "running_timeout_s": None,
+                "kv_store": "",
+            }
+        )
+        pages = members * (-(-(len(prompt) + sampling.max_new_tokens) // size) + 1)
+        world = World()
+        node = SimNode(world, NodeSettings(config, pages, here.costs, here.weights))
+        node.clients.submit("golden", Submit("golden", prompt, sampling, n=members), stops)
+        while not node.idle and world.next_us is not None:
+            world.step()
+        view = node.clients.submissions["golden"].views[-1]
+        if view.finish is None or view.finish.type in ("abort", "error"):
+            raise RuntimeError(f"a request alone does not end well: {view.finish}")
+        return Alone(
+            tuple(view.tokens), tuple(view.member.logprobs[: len(view.tokens)]), view.finish
+        )

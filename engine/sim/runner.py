@@ -1,0 +1,116 @@
+"""A simulated device: one queue, strictly in launch order, each piece of work taking its time.
+
+Results are computed when a step *ends*, not when it is launched. A page that was freed, reused or
+overwritten meanwhile therefore shows in the tokens.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from engine.batch import Batch, Executor, PageExport, PageImport, PagesDone, StepResult
+from engine.sim.gates import Gate
+from engine.sim.world import US_PER_MS, World
+
+Work = Batch | PageExport | PageImport
+Done = StepResult | PagesDone
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What work costs in virtual time, in microseconds.
+
+    A step takes ``step_us`` and ``token_us`` for each new token in it; copying pages takes
+    ``copy_us`` for each page.
+    """
+
+    step_us: int = US_PER_MS
+    token_us: int = 10
+    copy_us: int = 100
+
+    def of(self, work: Work) -> int:
+        if isinstance(work, Batch):
+            return self.step_us + self.token_us * len(work.tokens)
+        return self.copy_us * len(work.pages)
+
+
+DEFAULT_COSTS: Final = Costs()
+
+
+class SimRunner:
+    """An :class:`engine.scheduler.Runner` in virtual time."""
+
+    def __init__(
+        self, world: World, model: Executor, costs: Costs, deliver: Callable[[Done], None]
+    ) -> None:
+        self.gate: Final = Gate()
+        self.queue: deque[Work] = deque()
+        """Launched and not ended, in order."""
+        self.fail_steps: deque[str] = deque()
+        """Errors that the next steps raise, one each."""
+        self.steps_ended = 0
+        self.last_end_us = 0
+        self._world = world
+        self._model = model
+        self._costs = costs
+        self._deliver = deliver
+        self._running = False
+        self._waiting = False
+        self._known: dict[int, int] = {}
+        self._chunks: dict[tuple[str, int], int] = {}
+
+    def launch(self, work: Work) -> None:
+        self.queue.append(work)
+        self._start()
+
+    def look(self) -> None:
+        """The gate has changed: a step that waits at it may end now."""
+        if self._waiting and self.gate.passes():
+            self._waiting = False
+            self._end()
+
+    def _start(self) -> None:
+        if self.queue and not self._running:
+            self._running = True
+            work = self.queue[0]
+            if isinstance(work, Batch):
+                self.gate.arrive(self._chunk_numbers(work))
+            self._world.after(self._costs.of(work), self._arrive)
+
+    def _arrive(self) -> None:
+        if isinstance(self.queue[0], Batch) and not self.gate.passes():
+            self._waiting = True
+            return
+        self._end()
+
+    def _end(self) -> None:
+        work = self.queue.popleft()
+        self._running = False
+        self.last_end_us = self._world.now_us
+        self._deliver(self._compute(work))
+        self._start()
+
+    def _compute(self, work: Work) -> Done:
+        if isinstance(work, PageExport):
+            return PagesDone(work.ticket, self._model.export_pages(work.pages))
+        if isinstance(work, PageImport):
+            self._model.import_pages(work.pages, work.blobs)
+            return PagesDone(work.ticket)
+        self.steps_ended += 1
+        result = self._model.execute(work)
+        if self.fail_steps:
+            return StepResult(work.step, error=self.fail_steps.popleft())
+        return result
+
+    def _chunk_numbers(self, batch: Batch) -> frozenset[int]:
+        """Which chunk (1 is the first) of their texts the items of a step are."""
+        for init in batch.rows:
+            self._known[init.row] = len(init.token_ids)
+        numbers = []
+        for item in batch.items:
+            if item.start < self._known[item.row] and not (item.sample and item.count == 1):
+                key = (item.life, item.attempt)
+                self._chunks[key] = self._chunks.get(key, 0) + 1
+                numbers.append(self._chunks[key])
+        return frozenset(numbers)

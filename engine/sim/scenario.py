@@ -1,0 +1,173 @@
+"""Running one scenario file on a simulated cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from engine.sim import commands, expectations
+from engine.sim.book import Life
+from engine.sim.client import Submission, View
+from engine.sim.cluster import build
+from engine.sim.drive import Drive, Fault
+from engine.sim.golden import GoldenRuns
+from engine.sim.language import Command, ScenarioError, parse
+from engine.sim.node import SimNode
+from engine.sim.render import Detail, render
+from engine.sim.world import World
+from fsm.trace import Line
+
+FEATURES: Final[dict[str, str]] = {
+    "unified": "",
+    "pd": "prefill and decode on separate nodes are not simulated yet",
+    "router": "routers are not simulated yet",
+    "pause": "pause and weight updates do not exist yet",
+    "grammar": "grammars do not exist yet",
+    "prompt_logprobs": "prompt logprobs do not exist yet",
+}
+"""What a file may require, and why it is skipped here; empty where it is not."""
+
+TAIL: Final = 14
+"""Trace lines that a failing expectation shows."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one file."""
+
+    file: str
+    trace: str = ""
+    faults: list[str] = field(default_factory=list)
+    skipped: str = ""
+    commands: int = 0
+    time_us: int = 0
+    """Virtual time at the end."""
+    events: int = 0
+    requests: int = 0
+
+
+class Run:
+    """The state of a scenario while it runs; commands and expectations work on it."""
+
+    def __init__(self, cluster: Command, file: str) -> None:
+        self.file: Final = file
+        self.world: Final = World()
+        settings, detail = build(cluster)
+        self.detail: Final[Detail] = detail
+        self.node: Final = SimNode(self.world, settings)
+        self.drive: Final = Drive(self.world, self.node)
+        self.golden: Final = GoldenRuns(settings)
+        self.acted_us = 0
+        """When the last command that is not an expectation was done: ``within=`` counts from it."""
+        self.transcript: Final[list[str]] = []
+        self._shown = 0
+
+    def execute(self, command: Command) -> None:
+        """Run one command; raises :class:`Fault` or :class:`ScenarioError`."""
+        if command.verb == "expect":
+            expectations.expect(self, command)
+        else:
+            self.transcript.append(f"> {command.text}")
+            commands.COMMANDS[command.verb](self, command)
+            self.drive.settle()
+            self.acted_us = self.world.now_us
+        if self.node.book.lines[self._shown :] and command.verb == "expect":
+            self.transcript.append(f"> {command.text}")
+        self.show()
+
+    def show(self) -> None:
+        """Move the trace lines since the last call to the transcript."""
+        lines = self.node.book.lines[self._shown :]
+        self._shown += len(lines)
+        self.transcript.extend(render(self.node.book, lines, self.detail))
+
+    # --- names ---
+
+    def check_node(self, command: Command, name: str) -> SimNode:
+        if name != self.node.name:
+            raise command.unknown("node", name, [self.node.name])
+        return self.node
+
+    def submissions(self, command: Command, pattern: str) -> list[Submission]:
+        """Those whose name is ``pattern``, or fits it where it has ``*`` or ``?`` in it."""
+        known = self.node.clients.submissions
+        found = [each for name, each in known.items() if fnmatchcase(name, pattern)]
+        if not found:
+            raise command.unknown("request", pattern, known)
+        return found
+
+    def views(self, command: Command, pattern: str) -> list[tuple[Submission, View | None]]:
+        """Completions by submission or member name; None for one that the front end refused."""
+        if "#" in pattern:
+            base, _, _ = pattern.partition("#")
+            pairs = [
+                (each, view) for each in self.submissions(command, base) for view in each.views
+            ]
+            found = [(each, view) for each, view in pairs if view.name == pattern]
+            if not found:
+                raise command.unknown("request", pattern, [view.name for _, view in pairs])
+            return list(found)
+        out: list[tuple[Submission, View | None]] = []
+        for each in self.submissions(command, pattern):
+            out += [(each, view) for view in each.views] or [(each, None)]
+        return out
+
+    def lives(self, command: Command, pattern: str) -> list[Life]:
+        """The newest life of each submission or member that ``pattern`` names, once it has one."""
+        base = pattern.partition("#")[0]
+        names = [each.name for each in self.submissions(command, base)]
+        if "#" in pattern:
+            names = [pattern]
+        return [life for name in names for life in self.node.book.of(name)]
+
+    def around(self, lines: Sequence[Line] | None = None) -> str:
+        """The newest part of the trace, for the message of a fault."""
+        book = self.node.book
+        rendered = render(book, book.lines if lines is None else lines)
+        return "\n".join(rendered[-TAIL:])
+
+
+def run_file(path: Path, name: str | None = None) -> Outcome:
+    """Run one file. Raises :class:`ScenarioError` or OSError where it cannot be used."""
+    return run_text(path.read_text(encoding="utf-8"), name or path.name)
+
+
+def run_text(text: str, file: str) -> Outcome:
+    """Run the scenario ``text``; the first fault ends it."""
+    parsed = parse(text, file)
+    outcome = Outcome(file, commands=len(parsed))
+    index = 0
+    while parsed[index].verb == "requires":
+        outcome.skipped = outcome.skipped or _missing(parsed[index])
+        index += 1
+    if outcome.skipped:
+        return outcome
+    run = Run(parsed[index], file)
+    run.transcript.append(f"> {parsed[index].text}")
+    for command in parsed[index + 1 :]:
+        try:
+            run.execute(command)
+        except Fault as fault:
+            run.show()
+            outcome.faults.append(
+                f"{file}:{command.line}: {command.text}\n  {fault}\n  the trace up to here:\n"
+                + run.around()
+            )
+            break
+    outcome.trace = "\n".join(run.transcript) + "\n"
+    outcome.time_us, outcome.events = run.world.now_us, run.world.events
+    outcome.requests = len(run.node.book.lives)
+    return outcome
+
+
+def _missing(command: Command) -> str:
+    for feature in command.words:
+        if feature not in FEATURES:
+            raise command.unknown("feature", feature, FEATURES)
+        if FEATURES[feature]:
+            return f"requires {feature}: {FEATURES[feature]}"
+    return ""
+
+
+__all__ = ["FEATURES", "Outcome", "Run", "ScenarioError", "run_file", "run_text"]

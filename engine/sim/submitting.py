@@ -1,0 +1,118 @@
+"""The ``submit`` command: a request whose prompt is random, but the same on every run."""
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.hash_model import BYTES
+from engine.sim.language import Command
+from engine.sim.vocabulary import Golden, Prefix, Span
+from engine.sim.world import US_PER_S
+from transport.messages import SamplingParams, Submit
+
+if TYPE_CHECKING:
+    from engine.sim.scenario import Run
+
+DEFAULT_PROMPT = Span(16, 16)
+DEFAULT_MAX_TOKENS = Span(16, 16)
+
+
+def submit(run: "Run", command: Command) -> None:
+    """Send one request from a client of its own."""
+    name = command.words[0]
+    if "#" in name or "*" in name or "?" in name or name == "all":
+        raise command.error(f"{name!r} is no name for a request")
+    if name in run.node.clients.submissions:
+        raise command.error(f"{name!r} is submitted already; 'rid={name}' repeats a rid")
+    run.check_node(command, command.string("to", run.node.name))
+    prompt = make_prompt(command, name)
+    sampling = _sampling(command, name)
+    stops, sampling = _stops(run, command, prompt, sampling)
+    deadline = command.optional("deadline")
+    session = command.options.get("session")
+    message = Submit(
+        command.string("rid", name),
+        prompt,
+        sampling,
+        n=command.integer("n", 1),
+        priority=command.integer("priority", 0),
+        session=None if session is None else str(session),
+        deadline_s=None if deadline is None else deadline / US_PER_S,
+    )
+    run.node.clients.submit(name, message, stops)
+
+
+def make_prompt(command: Command, name: str) -> list[int]:
+    """``prompt`` tokens drawn from the submission's name; the first ``prefix`` ones from
+    the prefix's name."""
+    length = draw(command.options.get("prompt", DEFAULT_PROMPT), f"prompt length of {name}")
+    prefix = command.options.get("prefix")
+    shared: list[int] = []
+    if isinstance(prefix, Prefix):
+        wanted = draw(prefix.length, f"prefix length of {name}")
+        if "prompt" not in command.options:
+            length = wanted + 1
+        shared = tokens(f"prefix {prefix.name}", min(wanted, length))
+    return shared + tokens(f"prompt {name}", length - len(shared))
+
+
+def tokens(seed: str, count: int) -> list[int]:
+    stream = random.Random(seed)
+    return [stream.randrange(BYTES) for _ in range(count)]
+
+
+def draw(value: object, seed: str) -> int:
+    assert isinstance(value, Span)
+    return random.Random(seed).randint(value.low, value.high)
+
+
+def _sampling(command: Command, name: str) -> SamplingParams:
+    maximum = draw(command.options.get("max_tokens", DEFAULT_MAX_TOKENS), f"max tokens of {name}")
+    top = command.integer("top_logprobs", 0)
+    return SamplingParams(
+        max_new_tokens=maximum,
+        min_new_tokens=command.integer("min_tokens", 0),
+        temperature=_number(command, "temperature", 0.0),
+        top_p=_number(command, "top_p", 1.0),
+        seed=command.integer("seed", 0),
+        ignore_eos="ignore_eos" in command.flags,
+        logprobs="logprobs" in command.flags or top > 0,
+        top_logprobs=top,
+        eos_at=command.integer("eos", -1),
+    )
+
+
+def _number(command: Command, option: str, default: float) -> float:
+    value = command.options.get(option, default)
+    assert isinstance(value, float)
+    return value
+
+
+def _stops(
+    run: "Run", command: Command, prompt: list[int], sampling: SamplingParams
+) -> tuple[tuple[bytes, ...], SamplingParams]:
+    """Stop strings and stop token ids; ``@I`` in them is what the request says when nothing
+    stops it."""
+
+    def said(which: Golden) -> list[int]:
+        alone = run.golden.run(prompt, sampling, ())
+        if which.last > len(alone.tokens):
+            raise command.error(
+                f"@{which.last}: the request says only {len(alone.tokens)} tokens when it runs"
+                " alone"
+            )
+        return list(alone.tokens[which.first - 1 : which.last])
+
+    stop = command.options.get("stop")
+    stops: tuple[bytes, ...] = ()
+    if isinstance(stop, str):
+        stops = (stop.encode(),)
+    elif isinstance(stop, Golden):
+        stops = (bytes(said(stop)),)
+    ids: list[int] = []
+    wanted = command.options.get("stop_token_ids", ())
+    assert isinstance(wanted, tuple)
+    for each in wanted:
+        ids += said(each) if isinstance(each, Golden) else [int(each)]
+    return stops, msgspec.structs.replace(sampling, stop_token_ids=tuple(ids))

@@ -1,0 +1,274 @@
+"""Every command of the scenario language with its options, as one table.
+
+A value is read by a *kind*: a function from the :class:`Word` to the value, which raises
+:class:`BadValue` with what it wants.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from engine.sim.world import US_PER_MS, US_PER_S
+from fsm.resources import RESOURCES
+
+
+class BadValue(ValueError):  # noqa: N818 - named for what it says
+    """The text of an option is not a value of its kind; says what is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """``text``, or ``key=text``. Quoted text is taken as it is."""
+
+    text: str
+    key: str | None = None
+    quoted: bool = False
+
+
+Kind = Callable[[Word], object]
+
+
+class Span(NamedTuple):
+    """``A..B``: an integer drawn from A to B, by the name of the submission. ``A`` is A..A."""
+
+    low: int
+    high: int
+
+
+class Prefix(NamedTuple):
+    """``NAME:LENGTH``: so many tokens that all submissions with this name share."""
+
+    name: str
+    length: Span
+
+
+class Golden(NamedTuple):
+    """``@I`` or ``@I..J``: output tokens I to J (1 is the first) of the request run alone."""
+
+    first: int
+    last: int
+
+
+def integer(word: Word) -> int:
+    if word.quoted or not re.fullmatch(r"-?\d+", word.text):
+        raise BadValue("a whole number is wanted")
+    return int(word.text)
+
+
+def natural(word: Word) -> int:
+    if word.quoted or not re.fullmatch(r"\d+", word.text):
+        raise BadValue("a whole number, 0 or more, is wanted")
+    return int(word.text)
+
+
+def number(word: Word) -> float:
+    """Also ``nan`` and ``inf``: what a client may send has to be expressible."""
+    try:
+        return float(word.text)
+    except ValueError:
+        raise BadValue("a number is wanted") from None
+
+
+def duration(word: Word) -> int:
+    """``50ms``, ``1s``, ``2.5s``, ``100us``: microseconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", word.text)
+    if match is None or word.quoted:
+        raise BadValue("a duration such as 50ms, 1s or 100us is wanted")
+    return round(float(match[1]) * {"us": 1, "ms": US_PER_MS, "s": US_PER_S}[match[2]])
+
+
+def name(word: Word) -> str:
+    if not word.text and not word.quoted:
+        raise BadValue("a name is wanted")
+    return word.text
+
+
+def span(word: Word) -> Span:
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", word.text)
+    if match is None or word.quoted:
+        raise BadValue("a whole number N or a range A..B is wanted")
+    low = int(match[1])
+    high = int(match[2]) if match[2] else low
+    if high < low:
+        raise BadValue("the range is empty")
+    return Span(low, high)
+
+
+def prefix(word: Word) -> Prefix:
+    head, colon, tail = word.text.partition(":")
+    if not head or not colon or word.quoted:
+        raise BadValue("NAME:LENGTH is wanted, as in A:128")
+    return Prefix(head, span(Word(tail)))
+
+
+def golden(text: str) -> Golden | None:
+    match = re.fullmatch(r"@(\d+)(?:\.\.(\d+))?", text)
+    if match is None:
+        return None
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    if not 1 <= first <= last:
+        raise BadValue("output tokens are counted from 1: @I or @I..J with I <= J")
+    return Golden(first, last)
+
+
+def stop(word: Word) -> str | Golden:
+    value = None if word.quoted else golden(word.text)
+    if value is None and not word.text:
+        raise BadValue("a stop string is not empty")
+    return word.text if value is None else value
+
+
+def token_list(word: Word) -> tuple[int | Golden, ...]:
+    return tuple(golden(part) or integer(Word(part)) for part in word.text.split(","))
+
+
+def names(word: Word) -> tuple[str, ...]:
+    """``r1,r2``; nothing at all is no name."""
+    return tuple(filter(None, word.text.split(",")))
+
+
+def one_of(*values: str) -> Kind:
+    def kind(word: Word) -> str:
+        if word.text not in values:
+            raise BadValue(f"one of {', '.join(values)} is wanted")
+        return word.text
+
+    return kind
+
+
+switch: Final = one_of("on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One command: how it is written, how many plain words it takes, and its options."""
+
+    name: str
+    usage: str
+    least: int
+    most: int
+    options: Mapping[str, Kind] = field(default_factory=dict)
+    flags: frozenset[str] = frozenset()
+
+
+CLUSTER: Final[Mapping[str, Kind]] = {
+    "unified": natural,
+    "prefill": natural,
+    "decode": natural,
+    "router": natural,
+    "pages": natural,
+    "page_size": natural,
+    "rows": natural,
+    "chunk": natural,
+    "depth": natural,
+    "queue": natural,
+    "metadata": natural,
+    "context": natural,
+    "overtakes": natural,
+    "prefix_cache": switch,
+    "weights": name,
+    "step": duration,
+    "token": duration,
+    "copy": duration,
+    "detok": duration,
+    "waiting_timeout": duration,
+    "running_timeout": duration,
+    "store": switch,
+    "store_latency": duration,
+    "prefetch_timeout": duration,
+    "prefetches": natural,
+    "sessions": natural,
+    "trace": one_of("full", "moves", "answers"),
+}
+
+SUBMIT: Final[Mapping[str, Kind]] = {
+    "prompt": span,
+    "max_tokens": span,
+    "min_tokens": natural,
+    "n": integer,
+    "priority": integer,
+    "session": name,
+    "stop": stop,
+    "stop_token_ids": token_list,
+    "prefix": prefix,
+    "eos": natural,
+    "temperature": number,
+    "top_p": number,
+    "top_logprobs": integer,
+    "seed": integer,
+    "deadline": duration,
+    "rid": name,
+    "to": name,
+}
+
+EXPECT: Final[Mapping[str, Kind]] = {
+    "phase": name,
+    "state": name,
+    "finished": name,
+    "status": natural,
+    "tokens": natural,
+    "message": name,
+    "matched": name,
+    "within": duration,
+    "aborted": names,
+    "unknown": names,
+    "flushed": one_of("yes", "no"),
+    "closed": one_of("yes", "no"),
+    "error": name,
+    **dict.fromkeys(RESOURCES, natural),
+}
+
+_ANY: Final = 1_000
+
+VERBS: Final[dict[str, Verb]] = {
+    verb.name: verb
+    for verb in (
+        Verb("requires", "requires FEATURE…", 1, _ANY),
+        Verb("cluster", "cluster unified=1 [OPTION=VALUE…]", 0, 0, CLUSTER),
+        Verb(
+            "submit",
+            "submit RID prompt=N max_tokens=N [OPTION=VALUE…]",
+            1,
+            1,
+            SUBMIT,
+            frozenset({"stream", "logprobs", "ignore_eos"}),
+        ),
+        Verb(
+            "run",
+            "run DURATION, run until idle, or run until RID PHASE|state=S|tokens=N",
+            1,
+            3,
+            {"state": name, "tokens": natural},
+        ),
+        Verb("step", "step NODE", 1, 1),
+        Verb("hold", "hold step|commit|schedule|store NODE [chunk=K]", 2, 2, {"chunk": natural}),
+        Verb("release", "release step|commit|schedule|store NODE", 2, 2),
+        Verb("fail", "fail step|store NODE [count=N]", 2, 2, {"count": natural}),
+        Verb(
+            "abort",
+            "abort RID…, abort all, or abort RID… unseen",
+            1,
+            _ANY,
+            {},
+            frozenset({"unseen"}),
+        ),
+        Verb("disconnect", "disconnect RID…", 1, _ANY),
+        Verb("retract", "retract RID", 1, 1),
+        Verb("preempt", "preempt RID", 1, 1),
+        Verb("exhaust", "exhaust pages NODE leave=N", 2, 2, {"leave": natural}),
+        Verb("restore", "restore pages NODE", 2, 2),
+        Verb("flush", "flush NODE", 1, 1),
+        Verb("drain", "drain NODE [grace=DURATION]", 1, 1, {"grace": duration}),
+        Verb(
+            "open",
+            "open session NAME [capacity=N] [timeout=DURATION]",
+            2,
+            2,
+            {"capacity": natural, "timeout": duration},
+        ),
+        Verb("close", "close session NAME", 2, 2),
+        Verb("expect", "expect …", 1, _ANY, EXPECT),
+    )
+}

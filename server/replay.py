@@ -1,0 +1,180 @@
+"""``fsm-replay``: scenarios, from the command line.
+
+Exit codes: 0 everything fits, 1 faults were found, 2 something could not be used.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from engine.sim.scenario import Outcome, ScenarioError, run_file
+from engine.sim.traces import difference, rewrite
+
+FITS: Final = 0
+FAULTS: Final = 1
+UNUSABLE: Final = 2
+
+RUN_HELP: Final = """\
+Run scenario files on a simulated cluster: the production scheduler in virtual time, with the hash
+model. A run has to meet every 'expect' of its file, keep every invariant after every event, and
+leave exactly the golden trace FILE.trace that lies beside FILE.scenario.
+
+A folder stands for the *.scenario files in it. The language is described in docs/scenarios.md."""
+
+RUN_EPILOG: Final = """\
+examples:
+  fsm-replay run tests/scenarios                       all of them
+  fsm-replay run tests/scenarios/b24_*.scenario        some of them
+  fsm-replay run --show tests/scenarios/b24_overlap.scenario
+  fsm-replay run --rewrite tests/scenarios/b24_overlap.scenario
+
+exit codes: 0 all fit · 1 faults or changed traces · 2 a file that cannot be used"""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the files of one call came to."""
+
+    fit: int = 0
+    rewritten: int = 0
+    skipped: list[str] = field(default_factory=list)
+    faulty: int = 0
+    unusable: int = 0
+
+    @property
+    def code(self) -> int:
+        if self.unusable:
+            return UNUSABLE
+        return FAULTS if self.faulty else FITS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fsm-replay", description="Replay what requests do, and say what does not fit."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_run(commands)
+    options = parser.parse_args(arguments)
+    handler: Callable[[argparse.Namespace], int] = options.handler
+    return handler(options)
+
+
+def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The arguments of ``fsm-replay run``."""
+    parser = commands.add_parser(
+        "run",
+        help="run scenario files and compare their golden traces",
+        description=RUN_HELP,
+        epilog=RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--rewrite",
+        action="store_true",
+        help="write the golden traces of runs without faults; review the diff before committing",
+    )
+    parser.add_argument("--show", action="store_true", help="print the trace of every run")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only what does not fit")
+    parser.set_defaults(handler=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """``fsm-replay run``."""
+    console = Console(highlight=False, soft_wrap=True)
+    tally = Tally()
+    began = time.perf_counter()
+    try:
+        files = scenario_files(options.files)
+    except ValueError as error:
+        console.print(f"[red]{escape(str(error))}[/]")
+        return UNUSABLE
+    for path in files:
+        try:
+            outcome = run_file(path)
+        except (ScenarioError, OSError, UnicodeDecodeError) as error:
+            tally.unusable += 1
+            console.print(f"[red]unusable[/] {escape(str(error))}")
+            continue
+        report(console, path, outcome, options, tally)
+    if len(files) > 1 or tally.skipped:
+        summary(console, tally, time.perf_counter() - began)
+    return tally.code
+
+
+def scenario_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are meant. Raises ValueError for a folder without any."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(path.glob("*.scenario"))
+        if not found:
+            raise ValueError(f"{path} holds no *.scenario")
+        files += found
+    return files
+
+
+def report(
+    console: Console, path: Path, outcome: Outcome, options: argparse.Namespace, tally: Tally
+) -> None:
+    """Say how one file came out, and count it."""
+    name = escape(outcome.file)
+    if outcome.skipped:
+        tally.skipped.append(f"{outcome.file}: {outcome.skipped}")
+        return
+    if options.show:
+        console.print(escape(outcome.trace), end="")
+    if outcome.faults:
+        tally.faulty += 1
+        console.print(f"[red]fault[/]    {name}")
+        for fault in outcome.faults:
+            console.print(escape(fault))
+        return
+    if options.rewrite:
+        changed = rewrite(path, outcome)
+        tally.rewritten += changed
+        tally.fit += 1
+        if changed or not options.quiet:
+            word = "[yellow]written[/]" if changed else "[green]same[/]   "
+            console.print(f"{word}  {name}")
+        return
+    lines = difference(path, outcome)
+    if lines:
+        tally.faulty += 1
+        console.print(f"[red]changed[/]  {name}: the golden trace differs")
+        for line in lines:
+            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+            console.print(f"[{colour}]{escape(line)}[/]" if colour else escape(line))
+        return
+    tally.fit += 1
+    if not options.quiet:
+        console.print(
+            f"[green]fits[/]     {name:<44} "
+            f"[dim]{outcome.requests:>4} requests {outcome.time_us / 1e6:>9.3f} s[/]"
+        )
+
+
+def summary(console: Console, tally: Tally, wall_s: float) -> None:
+    """One line for all files, and the skipped ones with their reasons."""
+    for reason in tally.skipped:
+        console.print(f"[yellow]skipped[/]  {escape(reason)}")
+    parts = [f"{tally.fit} fit"]
+    parts += [f"{tally.rewritten} traces written"] if tally.rewritten else []
+    parts += [f"{len(tally.skipped)} skipped"] if tally.skipped else []
+    parts += [f"{tally.faulty} with faults"] if tally.faulty else []
+    parts += [f"{tally.unusable} unusable"] if tally.unusable else []
+    console.print(f"{', '.join(parts)} in {wall_s:.1f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
