@@ -12,6 +12,8 @@ A token of :data:`FEED` stands for "the token that the previous step sampled for
 lets a step be launched before the one before it has committed (depth 2): the runner, which works
 in launch order, fills it in."""
 
+from __future__ import annotations
+
 from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -58,13 +60,16 @@ class BatchItem:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Items are ordered: decodes first, then prefill chunks."""
+    """One step. Items are ordered: decodes first, then prefill chunks.
+
+    All arrays have type code ``q``: torch indexes with int64, and a GPU back end narrows once.
+    """
 
     step: int
     page_size: int
     items: tuple[BatchItem, ...]
     tokens: array[int]
-    """Flat new tokens of all items, ``array('q')``; :data:`FEED` where the previous step's sample
+    """Flat new tokens of all items; :data:`FEED` where the previous step's sample
     goes."""
     qo_indptr: array[int]
     kv_indptr: array[int]

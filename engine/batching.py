@@ -27,8 +27,8 @@ def build_batch(
 ) -> Batch:
     """The step as a value. A position past a request's known tokens is fed by the step before
     it."""
-    tokens, indices, last = array("q"), array("i"), array("i")
-    qo, kv = array("i", [0]), array("i", [0])
+    tokens, indices, last = array("q"), array("q"), array("q")
+    qo, kv = array("q", [0]), array("q", [0])
     items = []
     for request, row, table, start, length, sample in spans:
         tokens.extend(request.tokens[start : start + length] or [FEED])

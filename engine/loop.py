@@ -68,10 +68,10 @@ class EngineLoop:
         """Serve until drained or until the server is gone; returns which."""
         while True:
             self._turn()
-            if self._server_gone.is_set():
-                return "server gone"
             if self._scheduler.draining and self._scheduler.at_rest and not self._backlog:
                 return "drained"
+            if self._server_gone.is_set():
+                return "server gone"
             self._channel.poll(0.0 if self._unread else self._patience())
 
     def stop(self, reason: str, error: str = "") -> None:

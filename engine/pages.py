@@ -117,7 +117,7 @@ class Kv:
         lock = PrefixLock(self, request.life, node)
         for page in shared:
             self.pool.share(page, request.life)
-        table = array("i", shared)
+        table = array("q", shared)
         table.extend(self._take(request.life, wanted))
         return Pages(self, request, table, len(shared)), lock
 

@@ -61,7 +61,7 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], limit: int) -> tuple[Node, array[int]]:
         """The deepest node for a prefix of ``tokens`` of at most ``limit`` tokens, and the pages
         up to it."""
-        node, pages = self.root, array("i")
+        node, pages = self.root, array("q")
         if not self.enabled:
             return node, pages
         size = self._page_size

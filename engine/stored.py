@@ -127,9 +127,9 @@ class StoredKv:
         taken = self._kv.take(owner, len(blobs))
         if taken is not None:
             self._imports.add(lease.ticket)
-            self._launch(PageImport(lease.ticket, array("i", taken), blobs))
+            self._launch(PageImport(lease.ticket, array("q", taken), blobs))
             cache.insert(tokens, [*have, *taken], lease.first_page + len(blobs))
-            self._drop(lease.ticket, array("i", taken))
+            self._drop(lease.ticket, array("q", taken))
         cache.unlock(node, owner)
         return taken is not None
 

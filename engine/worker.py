@@ -122,6 +122,7 @@ def serve(
     loop = EngineLoop(channel, scheduler, runner, clock, info, gone)
     reason = loop.run()
     loop.stop(reason)
+    runner.close()
     if store is not None:
         store.close()
     if trace is not None:
@@ -142,7 +143,9 @@ def main(arguments: list[str]) -> int:
         return EXIT_FAULT
     channel: Channel[FromEngine, ToEngine] = Channel(arguments[0], receives=ToEngine)
     try:
-        config = EngineConfig.model_validate_json(sys.stdin.buffer.readline())
+        # Unbuffered: a thread that waits in a buffered read holds a lock that a clean exit needs.
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            config = EngineConfig.model_validate_json(stdin.readline())
         gone = threading.Event()
         threading.Thread(target=_watch_server, args=(gone, channel), daemon=True).start()
         serve(config, channel, gone)
@@ -161,11 +164,13 @@ def main(arguments: list[str]) -> int:
 
 def _watch_server(gone: threading.Event, channel: Channel[FromEngine, ToEngine]) -> None:
     """Standard input ends when the server does, whatever killed it."""
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):
         pass
     gone.set()
     channel.wake()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(code)  # everything is closed; taking torch apart would only take time

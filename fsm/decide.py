@@ -246,6 +246,9 @@ def compile_table(chart: Chart, rules: tuple[Rule, ...]) -> Table:
 TABLES: Final[dict[str, Table]] = {UNIFIED.name: compile_table(UNIFIED, UNIFIED_RULES)}
 
 
-def decide(chart: Chart, state: str, message: Message, facts: Facts = Facts()) -> Decision:  # noqa: B008
+NO_FACTS: Final = Facts()
+
+
+def decide(chart: Chart, state: str, message: Message, facts: Facts = NO_FACTS) -> Decision:
     """The one decision for a request in ``state`` on ``message``. Pure and total."""
     return TABLES[chart.name][state, message, facts]
