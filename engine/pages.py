@@ -157,7 +157,7 @@ class Kv:
         return self.pool.take(owner, count) if count <= self.pool.free else None
 
     def pin(self, owner: str, node: Node, pages: array[int]) -> PrefixLock | None:
-        """Keep ``pages``, which lie on the path to ``node``, as they are while they are copied out.
+        """Keep ``pages``, the whole path to ``node`` among them, as they are while some are copied.
 
         The caller drops its ownership of the pages after releasing the lock. None: too many locks.
         """

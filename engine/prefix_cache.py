@@ -123,6 +123,15 @@ class PrefixCache:
         node.lockers.remove(owner)
         self._offer(node)
 
+    @staticmethod
+    def path(node: Node) -> list[int]:
+        """The pages up to ``node``, the first one first."""
+        pages = []
+        while node.parent is not None:
+            pages.append(node.page)
+            node = node.parent
+        return pages[::-1]
+
     def evict(self, count: int) -> int:
         """Free up to ``count`` pages, least recently used leaves first; returns how many were
         freed."""
@@ -152,7 +161,15 @@ class PrefixCache:
         faults = []
         in_tree: set[int] = set()
         reachable = 0
-        for node in self._walk():
+        nodes = self._walk()
+        kept: set[Node] = set()
+        """Nodes that a lock keeps, their own or one further down."""
+        for node in reversed(nodes):
+            if node.lockers or node in kept:
+                kept.add(node)
+                if node.parent is not None:
+                    kept.add(node.parent)
+        for node in nodes:
             if node is self.root:
                 continue
             if node.page in in_tree:
@@ -160,10 +177,8 @@ class PrefixCache:
             in_tree.add(node.page)
             if self._pool.class_of(node.page) == "cached":
                 reachable += 1
-                if node.lockers:
-                    faults.append(
-                        f"prefix cache: page {node.page} is locked by {node.lockers}, unowned"
-                    )
+                if node in kept:
+                    faults.append(f"prefix cache: page {node.page} is locked and owned by nobody")
         owned = set(self._pool.pages_of(CACHE))
         if owned != in_tree:
             faults.append(f"prefix cache: owns {sorted(owned ^ in_tree)[:8]} … outside the tree")

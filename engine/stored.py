@@ -21,10 +21,11 @@ STORE_OWNER: Final = "store:"
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """Pages of one prompt on their way out; they stay owned until the copy was made."""
+    """Pages of one prompt on their way out, and those before them; they stay owned until the copy
+    was made."""
 
     pin: PrefixLock
-    pages: array[int]
+    pinned: array[int]
     keys: list[str]
 
 
@@ -95,9 +96,11 @@ class StoredKv:
             return
         ticket = self._ticket()
         pages = table[known:full]
-        pin = self._kv.pin(f"{STORE_OWNER}{ticket}", lock.node, pages)
+        # Whoever locks a node owns the pages up to it: a locked page is never one to evict.
+        pinned = array("q", {*self._kv.cache.path(lock.node), *pages})
+        pin = self._kv.pin(f"{STORE_OWNER}{ticket}", lock.node, pinned)
         if pin is not None:
-            self._exports[ticket] = _Export(pin, pages, keys[known:])
+            self._exports[ticket] = _Export(pin, pinned, keys[known:])
             self._launch(PageExport(ticket, pages))
 
     def copied(self, done: PagesDone) -> None:
@@ -107,7 +110,7 @@ class StoredKv:
         if export is None:
             return
         export.pin.release()
-        self._drop(done.ticket, export.pages)
+        self._drop(done.ticket, export.pinned)
         if done.error is None:
             self._writes.add(done.ticket)
             self._store.save(done.ticket, export.keys, done.blobs)

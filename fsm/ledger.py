@@ -345,8 +345,9 @@ class PagePool:
 def _class(owners: set[str]) -> PageClass:
     if not owners:
         return "free"
-    if any(owner.startswith(QUARANTINE) for owner in owners):
-        return "quarantined"
+    for owner in owners:  # no generator: this runs for every page that changes hands
+        if owner.startswith(QUARANTINE):
+            return "quarantined"
     return "cached" if len(owners) == 1 and CACHE in owners else "held"
 
 

@@ -1,11 +1,13 @@
 """A page store in memory whose operations end when the test says so: late, failed or torn."""
 
 import hashlib
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.store import PageKey, StoreDone
+from engine.hash_model import HashModel
+from engine.store import PageKey, StoreDone, page_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,17 @@ class MemoryStore:
         for _ in range(len(self.started) if count is None else min(count, len(self.started))):
             operation = self.started.popleft()
             self._done.append(self._outcome(operation, error))
+
+    def fill(self, page_size: int, tokens: Sequence[int]) -> None:
+        """Keep the full pages of ``tokens``, as a node on the hash model would have saved them."""
+        count = len(tokens) // page_size
+        model = HashModel(count, page_size)
+        pages = array("q", range(count))
+        for position, token in enumerate(tokens[: count * page_size]):
+            model._write(pages, position, token)
+        keys = page_keys(f"{model.weights_digest} page={page_size}", tokens, page_size, count)
+        for key, blob in zip(keys, model.export_pages(pages), strict=True):
+            self.kept[key] = _digest(blob), blob
 
     def tear(self, key: PageKey) -> None:
         """Cut what is kept under ``key`` short."""

@@ -84,13 +84,13 @@ WEIGHTS: Final[dict[Kind, int]] = {
 }
 
 
-def make_walk(seed: int, length: int = 60) -> Walk:
-    """The walk of ``seed``."""
+def make_walk(seed: int, length: int = 45) -> Walk:
+    """The walk of ``seed``. Prompts begin like one of two texts; a store knows parts of both."""
     rnd = random.Random(seed)
     page_size = rnd.choice([1, 4, 16])
     smallest = -(-24 // page_size) + 1
     shape = Shape(
-        pages=rnd.choice([smallest, 2 * smallest, 6 * smallest]),
+        pages=rnd.choice([smallest, 2 * smallest, 4 * smallest]),
         page_size=page_size,
         chunk=rnd.choice([3, 8, 32]),
         depth=rnd.choice([1, 2]),
@@ -103,7 +103,7 @@ def make_walk(seed: int, length: int = 60) -> Walk:
         running_timeout_s=rnd.choice([None, None, 0.05]),
         prefetch_timeout_s=rnd.choice([0.005, 0.5]),
     )
-    bases = [[rnd.randrange(256) for _ in range(shape.pool_tokens)] for _ in range(2)]
+    bases = texts(seed, shape)
     kinds = rnd.choices(list(WEIGHTS), list(WEIGHTS.values()), k=length)
     actions = [_action(kind, number, rnd, shape, bases) for number, kind in enumerate(kinds)]
     if rnd.random() < 0.2:
@@ -156,8 +156,19 @@ def _submit(number: int, rnd: random.Random, shape: Shape, bases: list[list[int]
     )
 
 
+def texts(seed: int, shape: Shape) -> list[list[int]]:
+    rnd = random.Random(~seed)
+    return [[rnd.randrange(256) for _ in range(shape.pool_tokens)] for _ in range(2)]
+
+
 def start(walk: Walk) -> Node:
-    return Node(walk.shape, MemoryStore() if walk.store else None)
+    """The node of a walk; its store begins with the first pages of every text."""
+    if not walk.store:
+        return Node(walk.shape)
+    store = MemoryStore()
+    for pages, text in enumerate(texts(walk.seed, walk.shape), 1):
+        store.fill(walk.shape.page_size, text[: pages * walk.shape.page_size])
+    return Node(walk.shape, store)
 
 
 def apply(node: Node, store: MemoryStore | None, action: Action) -> None:
@@ -212,7 +223,8 @@ def apply(node: Node, store: MemoryStore | None, action: Action) -> None:
             assert isinstance(value, float)
             scheduler.drain(Drain(value))
     node.flush()
-    checkers.check_turn(node)
+    if action.kind != "turns":
+        checkers.check_turn(node)
 
 
 def _stop(node: Node, number: int) -> None:
