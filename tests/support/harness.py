@@ -111,9 +111,19 @@ def parse_events(raw: bytes) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    settings: ServerSettings | None = None, *, wait: bool = True, **engine_options: Any
+    settings: ServerSettings | None = None,
+    *,
+    wait: bool = True,
+    send_buffer: int = 0,
+    **engine_options: Any,
 ) -> AsyncIterator[Served]:
-    """Start and stop everything. Keyword arguments are the fake engine's."""
+    """Start and stop everything. Other keyword arguments are the fake engine's.
+
+    Args:
+        settings: The server's.
+        wait: Whether the engine starts, and is waited for.
+        send_buffer: Bytes that the kernel takes from the server for a client that does not read.
+    """
     settings = settings or ServerSettings()
     endpoint, folder = private_endpoint("engine")
     with folder:
@@ -129,6 +139,8 @@ async def serving(
         )
         await runner.setup()
         listener = bound_socket()
+        if send_buffer:  # accepted sockets inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         port = listener.getsockname()[1]
         await web.SockSite(runner, listener, backlog=1024).start()
         try:
