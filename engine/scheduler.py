@@ -40,7 +40,7 @@ from engine.batching import Span, build_batch
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
 from engine.groups import GroupBook
-from engine.intake import Limits, Refusal, check_submission
+from engine.intake import MAX_GROUP, Limits, Refusal, check_submission
 from engine.pages import Kv, Pages, PrefixLock
 from engine.policy import Candidate, Holder, Need, admit, allot, displace
 from engine.request import Request
@@ -188,7 +188,8 @@ class Scheduler:
         """Intake: validate, then queue, or refuse at the door. All members of a group or none."""
         now = self._now()
         group = message.rid if message.n > 1 else None
-        rids = [f"{message.rid}#{i}" for i in range(message.n)] if group else [message.rid]
+        members = min(message.n, MAX_GROUP)  # more are refused below, and must not be listed
+        rids = [f"{message.rid}#{i}" for i in range(members)] if group else [message.rid]
         refusal: Refusal | None = None
         prompt, max_new = message.prompt, 0
         try:
@@ -220,7 +221,7 @@ class Scheduler:
                 self._deliver(request, "abort", endings.aborted(request, message.cause))
             if requests:
                 outcome["aborted"].append(rid)
-            elif rid in self.roster.recent:
+            elif rid in self.roster.recent or f"{rid}#0" in self.roster.recent:
                 outcome["finished"].append(rid)
             else:
                 outcome["unknown"].append(rid)
@@ -233,10 +234,10 @@ class Scheduler:
         request = self.roster.live.get(message.rid)
         if request is None:
             late = self.roster.recent.get(message.rid)
-            if late is not None and late.session is not None:
+            if late is not None and late.session is not None and message.tokens > 0:
                 self.sessions.trim_last_turn(late, message.tokens)
             return
-        if not 0 <= message.tokens <= request.output_len:
+        if not 1 <= message.tokens <= request.output_len:
             return  # a stop in tokens that were never sent: the server is confused, nothing is lost
         finish = Finish(type="stop", matched=message.matched)
         decision = self._decide(request, "stop_matched", Facts(launched=request.in_steps > 0))
@@ -662,13 +663,17 @@ class Scheduler:
 
     def _pages_coming(self) -> int:
         """Pages that requests on their way out will give back when their last step commits."""
+        return sum(self.kv.exclusive(self._pages(request)) for request in self._leaving())
+
+    def _leaving(self) -> list[Request]:
+        """Requests on their way out: each gives a row and pages back without being told again."""
         leaving = {
             request.life: request
             for _, requests in self._in_flight
             for request in requests
             if request.state in ("stopping", "retracting")
         }
-        return sum(self.kv.exclusive(self._pages(request)) for request in leaving.values())
+        return list(leaving.values())
 
     def _retract(self, request: Request, why: str) -> None:
         self._fire(request, "retract", "scheduler", why)
@@ -752,7 +757,8 @@ class Scheduler:
             for r in self.roster.device
         ]
         missing = candidate.pages - self.kv.available - self._pages_coming()
-        for life in displace(head.priority, missing, 1 - self.rows.free, holders):
+        rows = 1 - self.rows.free - len(self._leaving())
+        for life in displace(head.priority, missing, rows, holders):
             self._retract(self.roster.lives[life], f"displaced by {head.rid}")
 
     def _plan(self, runnable: list[Request]) -> list[Span]:
