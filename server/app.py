@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from aiohttp import web
 
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_DRAINED = 0
 EXIT_FAILED = 1
+EXIT_MODEL = 3
+"""The engine's own exit code for a model that it cannot load; passed on."""
 EXIT_SIGNAL = 128
 LAST_WORDS_S = 1.0
 """How long open calls may take to write their 503 when the engine is gone."""
@@ -118,7 +120,8 @@ async def serve(
         on_ready: Called once requests are answered, while serving goes on.
 
     Returns:
-        0 after a drain, 1 when the engine died or could not start.
+        0 after a drain, 3 when the engine could not load its model, 1 when it died otherwise or
+        could not start.
     """
     endpoint, folder = private_endpoint("engine")
     with folder, contextlib.closing(listener):
@@ -133,7 +136,7 @@ async def serve(
             stack.push_async_callback(process.stop, ENGINE_STOP_S)
             watcher = asyncio.create_task(_watch(process, engine), name="engine-watcher")
             stack.push_async_callback(_cancel, watcher)
-            stop = _signals(process)
+            stop = stack.enter_context(_signals(process))
 
             host, port = listener.getsockname()[:2]
             settings = settings.model_copy(update={"host": host, "port": port})
@@ -151,7 +154,10 @@ async def serve(
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.SockSite(runner, listener, backlog=1024).start()
-            return await _run(app[SERVICE], watcher, stop, on_ready)
+            code = await _run(app[SERVICE], watcher, stop, on_ready)
+            if code == EXIT_FAILED and process.exit_code == EXIT_MODEL:
+                return EXIT_MODEL
+            return code
     raise AssertionError("unreachable: nothing above suppresses exceptions")
 
 
@@ -196,11 +202,11 @@ async def _watch(process: EngineProcess, engine: EngineClient) -> None:
 
 async def _cancel(task: asyncio.Task[object] | asyncio.Task[None]) -> None:
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.gather(task, return_exceptions=True)
 
 
-def _signals(process: EngineProcess) -> asyncio.Event:
+@contextlib.contextmanager
+def _signals(process: EngineProcess) -> Iterator[asyncio.Event]:
     """An event that the first SIGTERM or SIGINT sets; a second one ends everything at once."""
     stop = asyncio.Event()
 
@@ -213,6 +219,11 @@ def _signals(process: EngineProcess) -> asyncio.Event:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
-    return stop
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -75,6 +75,11 @@ class EngineProcess:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.returncode
+
     async def exited(self) -> str:
         """Wait for its end and describe it: ``exit code 1``, ``signal SIGKILL``."""
         code = await self._process.wait()

@@ -8,6 +8,7 @@ Output token ``k`` of a request is the ``k``-th byte of the text scripted for it
 "abcdefghijklmnopqrstuvwxyz" repeated. Log-probabilities are ``-(k + 1) / 10``.
 """
 
+import os
 import sys
 import threading
 import time
@@ -152,7 +153,7 @@ class FakeEngine:
                     self.context_length,
                     (EOS,),
                     self.context_length - 1,
-                    {"max_running_requests": self.max_running},
+                    {"max_running_requests": self.max_running, "pid": os.getpid()},
                 )
             )
             self._report()
