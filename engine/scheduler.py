@@ -363,16 +363,21 @@ class Scheduler:
 
     def pages_done(self, done: PagesDone) -> None:
         """A copy of pages to or from the store has run on the device."""
-        if self.stored is not None:
-            self.stored.copied(done)
+        if self.stored is None:
+            return
+        self._now()
+        over = self.stored.copied(done)
+        if over is not None:
+            lease, loaded = over
+            self._deliver(lease.request, "prefetch_loaded" if loaded else "prefetch_failed")
 
     def poll_store(self) -> None:
         """Take what the store has finished."""
         if self.stored is None:
             return
         self._now()
-        for lease, loaded in self.stored.poll():
-            self._deliver(lease.request, "prefetch_loaded" if loaded else "prefetch_failed")
+        for lease in self.stored.poll():
+            self._deliver(lease.request, "prefetch_failed")
 
     # --- what leaves ---
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.batch import PageExport, PageImport, PagesDone
 from engine.pages import Kv, PrefixLock
+from engine.prefix_cache import Node
 from engine.request import Request
 from engine.store import PageStore, Prefetch, PrefetchBook, page_keys
 
@@ -27,6 +28,14 @@ class _Export:
     pin: PrefixLock
     pinned: array[int]
     keys: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Import:
+    """Loaded pages on their way in. Nobody may read them before the copy was made."""
+
+    lease: Prefetch
+    pages: list[int]
 
 
 class StoredKv:
@@ -48,7 +57,7 @@ class StoredKv:
         self._tickets = 0
         self._exports: dict[int, _Export] = {}
         self._writes: set[int] = set()
-        self._imports: set[int] = set()
+        self._imports: dict[int, _Import] = {}
         self.prefetches: Final = PrefetchBook(store, max_operations, self._ticket)
 
     @property
@@ -72,18 +81,18 @@ class StoredKv:
         first = self._matched(request.tokens)
         return self.prefetches.reserve(request, first, self.hits(request.tokens))
 
-    def poll(self) -> list[tuple[Prefetch, bool]]:
-        """Loads that are over and still waited for, each with whether its pages are in the cache
-        now."""
-        out = []
+    def poll(self) -> list[Prefetch]:
+        """Loads that are over, still waited for, and brought nothing; the others are copied in."""
+        over = []
         for done in self._store.poll():
             self._writes.discard(done.ticket)
-            if not self.prefetches.is_read(done.ticket):
-                continue
-            lease = self.prefetches.over(done.ticket)
-            if lease is not None:
-                out.append((lease, done.blobs or []))
-        return [(lease, self._import(lease, blobs)) for lease, blobs in out]
+            if self.prefetches.is_read(done.ticket):
+                over.append((self.prefetches.over(done.ticket), done.blobs or []))
+        return [
+            lease
+            for lease, blobs in over
+            if lease is not None and not self._start_import(lease, blobs)
+        ]
 
     def export(self, request: Request, lock: PrefixLock, table: array[int]) -> None:
         """Start copying the prompt's full pages out, if the store lacks some of them."""
@@ -103,38 +112,49 @@ class StoredKv:
             self._exports[ticket] = _Export(pin, pinned, keys[known:])
             self._launch(PageExport(ticket, pages))
 
-    def copied(self, done: PagesDone) -> None:
-        """A copy in or out has run on the device."""
-        self._imports.discard(done.ticket)
-        export = self._exports.pop(done.ticket, None)
-        if export is None:
-            return
+    def copied(self, done: PagesDone) -> tuple[Prefetch, bool] | None:
+        """A copy in or out has run on the device; returns a load that is still waited for, and
+        whether its pages are in the prefix cache now."""
+        if done.ticket in self._imports:
+            return self._end_import(self._imports.pop(done.ticket), done.error is None)
+        export = self._exports.pop(done.ticket)
         export.pin.release()
         self._drop(done.ticket, export.pinned)
         if done.error is None:
             self._writes.add(done.ticket)
             self._store.save(done.ticket, export.keys, done.blobs)
+        return None
 
-    def _import(self, lease: Prefetch, blobs: list[bytes]) -> bool:
-        """Put loaded pages into the prefix cache; false if there are none, or no room or place
-        for them.
-
-        The copy is launched before any step that could read the pages, and runs in that order.
-        """
-        tokens, cache = lease.request.tokens, self._kv.cache
-        node, have = cache.match(tokens, lease.first_page * self._kv.page_size)
+    def _start_import(self, lease: Prefetch, blobs: list[bytes]) -> bool:
+        """Copy loaded pages in; false if there are none, or no room or place for them."""
+        node, have = self._place(lease)
         if not blobs or len(have) < lease.first_page:
             return False  # nothing came, or what it continues was evicted meanwhile
         owner = f"{STORE_OWNER}{lease.ticket}"
-        cache.lock(node, owner)  # making room must not evict what this continues
+        self._kv.cache.lock(node, owner)  # making room must not evict what this continues
         taken = self._kv.take(owner, len(blobs))
-        if taken is not None:
-            self._imports.add(lease.ticket)
-            self._launch(PageImport(lease.ticket, array("q", taken), blobs))
-            cache.insert(tokens, [*have, *taken], lease.first_page + len(blobs))
-            self._drop(lease.ticket, array("q", taken))
-        cache.unlock(node, owner)
-        return taken is not None
+        self._kv.cache.unlock(node, owner)
+        if taken is None:
+            return False
+        self._imports[lease.ticket] = _Import(lease, taken)
+        self._launch(PageImport(lease.ticket, array("q", taken), blobs))
+        return True
+
+    def _end_import(self, done: _Import, copied: bool) -> tuple[Prefetch, bool] | None:
+        """Put pages that were copied in into the prefix cache, for whoever has the same text."""
+        lease, pages = done.lease, done.pages
+        _, have = self._place(lease)
+        loaded = copied and len(have) == lease.first_page
+        if loaded:
+            self._kv.cache.insert(
+                lease.request.tokens, [*have, *pages], lease.first_page + len(pages)
+            )
+        self._drop(lease.ticket, array("q", pages))
+        return (lease, loaded) if lease.stage == "held" else None
+
+    def _place(self, lease: Prefetch) -> tuple[Node, array[int]]:
+        """Where in the cache the loaded pages belong, and the pages before them."""
+        return self._kv.cache.match(lease.request.tokens, lease.first_page * self._kv.page_size)
 
     def _drop(self, ticket: int, pages: array[int]) -> None:
         for page in pages:

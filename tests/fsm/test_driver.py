@@ -24,7 +24,7 @@ by_driver = pytest.mark.parametrize("make", DRIVERS, ids=["transitions", "dict"]
 
 def test_the_kits_are_all_that_a_unified_node_can_freeze() -> None:
     """Every resource of the chart is in the largest kit, and the base kit is the smallest."""
-    assert FULL_KIT == UNIFIED.resources
+    assert UNIFIED.resources == FULL_KIT
     assert min(KITS, key=len) == BASE_KIT
     assert len(set(KITS)) == 8
 

@@ -175,9 +175,9 @@ def check_golden(node: Node, client: Client) -> None:
     assert finish is not None
     if finish.type == "length" and (count != len(want.tokens) or want.stopped is not None):
         raise Broken("reason", f"{client.rid}: length after {count} of {len(want.tokens)}")
-    if finish.type == "stop" and finish.matched != "a stop":
-        if count != len(want.tokens) or finish.matched != want.stopped:
-            raise Broken("reason", f"{client.rid}: {finish} after {count} tokens of {want}")
+    wrong = count != len(want.tokens) or finish.matched != want.stopped
+    if finish.type == "stop" and finish.matched != "a stop" and wrong:
+        raise Broken("reason", f"{client.rid}: {finish} after {count} tokens of {want}")
 
 
 def check_trace(lines: Sequence[Line], submissions: int) -> None:

@@ -277,7 +277,7 @@ class Node:
         return out
 
     def commit(self, error: str | None = None) -> bool:
-        """Compute the oldest launched work and commit it; ``error`` makes its step fail."""
+        """Run the oldest launched work and commit it; ``error`` makes it fail."""
         if not self.runner.work:
             return False
         work = self.runner.work.popleft()
@@ -286,6 +286,8 @@ class Node:
             if error is not None:
                 result = StepResult(work.step, error=error)
             self.scheduler.commit(result)
+        elif error is not None:
+            self.scheduler.pages_done(PagesDone(work.ticket, error=error))
         elif isinstance(work, PageExport):
             blobs = self.model.export_pages(work.pages)
             self.scheduler.pages_done(PagesDone(work.ticket, blobs))
