@@ -78,7 +78,7 @@ def create_app(
         model_name=model_name,
         model_path=model_path,
     )
-    add_routes(app.router)
+    add_routes(app.router, debug=settings.debug)
 
     async def clean_up(_: web.Application) -> AsyncIterator[None]:
         yield

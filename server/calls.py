@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 from engine.frontend import FrontendRecord, Member, Terminal
 from server.detokenizer import OutputText
-from server.errors import ApiError
+from server.errors import ApiError, bad_value
 from server.tokenizer import Tokenizer
-from transport.messages import Finish, Output, SamplingParams
+from transport.messages import Finish, Hello, Output, SamplingParams
+
+SESSION_TOKENS = 128
+"""The limit of a session's turn that asks for no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,36 @@ class Submission:
     prompt_param: str = "prompt"
     """How the client spells the prompt and the limit, for errors."""
     max_new_param: str = "max_tokens"
+
+    def token_limit(self, prompt_len: int, limits: Hello) -> int:
+        """The limit on output tokens, now that the prompt's length is known.
+
+        Raises:
+            ApiError: 400, when the prompt is empty or can never fit, or prompt and limit together
+                exceed the context.
+        """
+        if prompt_len == 0:
+            raise bad_value(self.prompt_param, "must not be empty: at least one token is needed")
+        if prompt_len > limits.max_prompt_tokens:
+            raise bad_value(
+                self.prompt_param,
+                f"has {prompt_len} tokens, at most {limits.max_prompt_tokens} fit into the context "
+                f"length of {limits.context_length} and the KV pool",
+            )
+        room = min(limits.context_length, limits.max_prompt_tokens + 1) - prompt_len
+        asked = self.max_new_tokens
+        if asked is None:
+            # How much room a session's history leaves is known to the engine alone.
+            return room if self.session is None else min(room, SESSION_TOKENS)
+        if self.max_new_is_default:
+            return min(asked, room)
+        if prompt_len + asked > limits.context_length:
+            raise bad_value(
+                self.max_new_param,
+                f"is {asked}, which with the prompt's {prompt_len} tokens exceeds the context "
+                f"length of {limits.context_length}",
+            )
+        return asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from pydantic import Field
 from server.chat_template import ChatTemplateError
 from server.engine_client import reply_error
 from server.errors import ApiError, bad_value, unsupported
-from server.schemas import Body, parse_body, token_ids
+from server.schemas import INT32, Body, parse_body, token_ids
 from server.service import read_body, service_of
 from server.streaming import json_response
-from transport.messages import CloseSession, OpenSession, Query
+from transport.messages import CloseSession, DebugHook, OpenSession, Query
 
 
 class AbortBody(Body):
@@ -35,7 +35,7 @@ class OpenSessionBody(Body):
     """``/open_session``."""
 
     session_id: str | None = Field(default=None, min_length=1, max_length=512)
-    capacity_of_str_len: int | None = Field(default=None, ge=0)
+    capacity_of_str_len: int | None = Field(default=None, ge=0, lt=INT32)
     """The reference's name; here it is the longest history in tokens, and 0 is the context
     length."""
     streaming: bool = True
@@ -82,6 +82,23 @@ async def abort_requests(request: web.Request) -> web.Response:
     body = parse_body(AbortRequestsBody, await read_body(request))
     report = await service_of(request).front.abort(body.request_ids)
     return json_response({"status": "aborted", "aborted": len(report.aborted)})
+
+
+class DebugBody(Body):
+    """``/debug/…``."""
+
+    rid: str = ""
+
+
+async def debug_hook(request: web.Request) -> web.Response:
+    """``POST /debug/hold_step|release_step|retract``: faults on purpose, with ``--debug`` only."""
+    service = service_of(request)
+    body = parse_body(DebugBody, await read_body(request) or b"{}")
+    hook: Any = request.match_info["hook"]
+    reply = await service.engine.ask(lambda number: DebugHook(number, hook, body.rid))
+    if (error := reply_error(reply)) is not None:
+        raise error
+    return json_response(reply)
 
 
 async def open_session(request: web.Request) -> web.Response:

@@ -172,7 +172,10 @@ class EngineClient:
         except TimeoutError:
             raise EngineStartError(f"the engine was not ready after {timeout_s:g} s") from None
         if self.gone is not None or self.hello is None:
-            raise EngineStartError(f"the engine did not start: {self.gone}")
+            reason = (
+                "" if self.stopped is None else f": {self.stopped.error or self.stopped.reason}"
+            )
+            raise EngineStartError(f"the engine did not start: {self.gone}{reason}")
         return self.hello
 
     def submit(self, message: Submit) -> None:

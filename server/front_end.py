@@ -29,7 +29,7 @@ from engine.frontend import (
 )
 from server.calls import Call, Choice, Submission
 from server.engine_client import ENGINE_GONE, EngineClient
-from server.errors import ApiError, bad_value, overloaded
+from server.errors import ApiError, overloaded
 from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from server.tokenizer import Tokenizer
@@ -236,7 +236,7 @@ class FrontEnd:
     ) -> None:
         hello = self.admit()  # tokenizing takes time, and things happen meanwhile
         limits = [
-            _max_new_tokens(submission, len(prompt), hello)
+            submission.token_limit(len(prompt), hello)
             for submission, prompt in zip(submissions, prompts, strict=True)
         ]
         for position, submission in enumerate(submissions):
@@ -339,33 +339,3 @@ class FrontEnd:
 
 class SlowReader(Exception):  # noqa: N818
     """A client does not take what it asked for; its connection is dropped and its request ended."""
-
-
-def _max_new_tokens(submission: Submission, prompt_len: int, hello: Hello) -> int:
-    """The limit on output tokens, given the prompt's length.
-
-    Raises:
-        ApiError: 400, when the prompt is empty or can never fit, or prompt and limit exceed the
-            context.
-    """
-    if prompt_len == 0:
-        raise bad_value(submission.prompt_param, "must not be empty: at least one token is needed")
-    if prompt_len > hello.max_prompt_tokens:
-        raise bad_value(
-            submission.prompt_param,
-            f"has {prompt_len} tokens, at most {hello.max_prompt_tokens} fit into the context "
-            f"length of {hello.context_length} and the KV pool",
-        )
-    room = min(hello.context_length, hello.max_prompt_tokens + 1) - prompt_len
-    asked = submission.max_new_tokens
-    if asked is None:
-        return room
-    if submission.max_new_is_default:
-        return min(asked, room)
-    if prompt_len + asked > hello.context_length:
-        raise bad_value(
-            submission.max_new_param,
-            f"is {asked}, which with the prompt's {prompt_len} tokens exceeds the context length "
-            f"of {hello.context_length}",
-        )
-    return asked

@@ -6,13 +6,13 @@ from pydantic import ConfigDict, Field, field_validator
 
 from server.schemas import (
     GUIDED,
+    INT32,
     INT64,
     MAX_TOP_LOGPROBS_NATIVE,
     Body,
     SamplingFields,
 )
 
-INT32 = 2**31
 MAX_RID_CHARS = 512
 _MULTIMODAL = "multimodal inputs are not served by this engine"
 
@@ -26,7 +26,7 @@ class NativeSampling(SamplingFields):
 
     max_new_tokens: int | None = Field(default=128, ge=0, lt=INT32)
     """Null is to the context's end."""
-    min_new_tokens: int = Field(default=0, ge=0)
+    min_new_tokens: int = Field(default=0, ge=0, lt=INT32)
     sampling_seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     custom_params: dict[str, Any] = Field(default={})
     """Free form. ``eos_at`` tells the hash model at which output index its output ends."""
@@ -37,7 +37,7 @@ class NativeSampling(SamplingFields):
     def eos_at(self) -> int:
         """For the hash model; -1 is never."""
         value = self.custom_params.get("eos_at")
-        return value if isinstance(value, int) else -1
+        return value if isinstance(value, int) and 0 <= value < INT32 else -1
 
 
 class SessionParams(Body):

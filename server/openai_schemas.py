@@ -6,9 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from server.errors import bad_value, unsupported
-from server.native_schemas import INT32, MAX_RID_CHARS, SessionParams
+from server.native_schemas import MAX_RID_CHARS, SessionParams
 from server.schemas import (
     GUIDED,
+    INT32,
     INT64,
     MAX_TOP_LOGPROBS_OPENAI,
     Body,
@@ -45,7 +46,7 @@ class OpenAIFields(SamplingFields):
 
     model: str | None = None
     max_tokens: TokenLimit | None = None
-    min_tokens: int = Field(default=0, ge=0)
+    min_tokens: TokenLimit = 0
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     stream: bool = False
     stream_options: StreamOptions | None = None

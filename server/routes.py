@@ -24,8 +24,13 @@ CLIENT_LEFT = 499
 """In metrics only: there was nobody to answer."""
 
 
-def add_routes(router: web.UrlDispatcher) -> None:
-    """Register all handlers."""
+DEBUG_PATH = "/debug/{hook:hold_step|release_step|retract}"
+
+
+def add_routes(router: web.UrlDispatcher, *, debug: bool) -> None:
+    """Register all handlers; those of fault hooks only with ``debug``."""
+    if debug:
+        router.add_route("POST", DEBUG_PATH, control_api.debug_hook)
     for method, paths, handler in (
         ("POST", ("/generate",), generate),
         ("PUT", ("/generate",), generate),
@@ -55,6 +60,8 @@ def add_routes(router: web.UrlDispatcher) -> None:
     ):
         for path in paths:
             router.add_route(method, path, handler)
+            if method == "GET":
+                router.add_route("HEAD", path, handler)
 
 
 @web.middleware

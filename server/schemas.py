@@ -18,6 +18,7 @@ from engine.intake import MAX_CHOSEN_LOGPROBS, MAX_GROUP, MAX_LOGIT_BIAS, MAX_ST
 from server.errors import ApiError, bad_value
 from transport.messages import SamplingParams
 
+INT32 = 2**31
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
@@ -167,7 +168,7 @@ class SamplingFields(Body):
 
     temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = -1
+    top_k: int = Field(default=-1, lt=INT32)
     min_p: float = Field(default=0.0, ge=0, le=1)
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
