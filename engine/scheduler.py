@@ -332,8 +332,7 @@ class Scheduler:
         if not self.can_launch:
             return None
         runnable = self._make_room()
-        self._admit()
-        spans = self._plan(runnable)
+        spans = self._plan(runnable + self._admit())
         if not spans:
             return None
         self._steps += 1
@@ -684,10 +683,14 @@ class Scheduler:
         self._fire(request, "retract", "scheduler", why)
         self._settle(request)
 
-    def _admit(self) -> None:
-        """Move queued requests to the device while rows, pages and the prompt budget last."""
+    def _admit(self) -> list[Request]:
+        """Move queued requests to the device while rows, pages and the prompt budget last.
+
+        Returns them: one that comes back from a retraction with all but its last token in the
+        prefix cache goes on by decoding, in this very step, because nothing else would wake it.
+        """
         if not self.roster.queue:
-            return
+            return []
         budget = self.config.chunked_prefill_size - sum(
             len(r.tokens) - r.launched for r in self.roster.device if r.is_prefill
         )
@@ -701,14 +704,17 @@ class Scheduler:
             decoding,
             self.config.max_overtakes,
         )
+        admitted = []
         for life in admission.admit:
             # One admission may have taken what the next one counted on: then that one waits.
             if not self._admit_one(candidates[life]):
                 break
+            admitted.append(candidates[life])
         for life in admission.passed:
             candidates[life].overtaken += 1
         if not admission.admit and self.roster.queue:
             self._displace(self.roster.queue.first(1)[0])
+        return admitted
 
     def _candidate(self, request: Request) -> Candidate:
         pages, tokens = self.kv.cost(request)
