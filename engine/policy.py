@@ -89,7 +89,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """``admit`` in this order; ``passed`` did not fit and was overtaken by somebody."""
+    """``admit`` in this order; ``passed`` names whoever did not fit, once for each overtake."""
 
     admit: tuple[str, ...]
     passed: tuple[str, ...]
@@ -112,8 +112,9 @@ def admit(
     admitted: list[str] = []
     passed: list[str] = []
     blocked: list[str] = []
+    patience: int | None = None  # overtakes that everybody who was passed over still allows
     for candidate in queue:
-        if rows <= 0 or budget <= 0:
+        if rows <= 0 or budget <= 0 or patience == 0:
             break
         if not candidate.ready:
             continue
@@ -124,10 +125,10 @@ def admit(
             budget -= candidate.tokens
             headroom += 1
             passed.extend(blocked)
-            blocked.clear()
+            patience = None if patience is None else patience - 1
         else:
-            if candidate.overtaken >= max_overtakes:
-                break
+            left = max(0, max_overtakes - candidate.overtaken)
+            patience = left if patience is None else min(patience, left)
             blocked.append(candidate.life)
     return Admission(tuple(admitted), tuple(passed))
 
