@@ -97,5 +97,3 @@ def path_to(chart: Chart, state: str, kit: frozenset[Resource]) -> list[str]:
                 paths[edge.target] = [*paths[here], edge.event]
                 frontier.append(edge.target)
     return paths[state]
-
-

@@ -1,0 +1,17 @@
+"""How many examples a property gets: modest by default, ``INTERLOCK_EXAMPLES=20`` times as many in
+a long run."""
+
+import os
+from typing import Final
+
+from hypothesis import HealthCheck, settings
+
+FACTOR: Final = int(os.environ.get("INTERLOCK_EXAMPLES", "1"))
+
+
+def examples(count: int) -> settings:
+    """The settings of a property with ``count`` examples in an ordinary run."""
+    return settings(
+        max_examples=count * FACTOR,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
