@@ -5,15 +5,14 @@ were shown, the trace, and the ledger.
 """
 
 import operator
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from engine.sim import node_expectations as node
 from engine.sim.client import Submission, View
 from engine.sim.commands import check_phase, check_state
 from engine.sim.drive import Fault
 from engine.sim.language import Command
-from engine.sim.world import US_PER_S
 from transport.messages import Finish
 
 if TYPE_CHECKING:
@@ -21,33 +20,22 @@ if TYPE_CHECKING:
 
 FINISHES: Final = ("stop", "length", "abort", "error")
 
-OPERATORS: Final[dict[str, Callable[[int, int], bool]]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
-
 
 def expect(run: "Run", command: Command) -> None:
     first = command.words[0]
     form = FORMS.get(first)
     if form is not None:
         form(run, command, command.words[1:])
-    elif command.words[1:] == ("golden",):
-        _golden(run, command, first)
-    elif len(command.words) == 1 and command.options:
-        _request(run, command, first)
+    elif command.words[1:] == ("golden",) or (len(command.words) == 1 and command.options):
+        if command.options:
+            _request(run, command, first)
+        if len(command.words) > 1:
+            _golden(run, command, first)
     else:
         known = [*FORMS, *run.node.clients.submissions]
         if first not in known and "*" not in first:
             raise command.unknown("expectation or request", first, known)
         raise command.error("what is expected? See docs/scenarios.md")
-
-
-# --- of requests ---
 
 
 def _request(run: "Run", command: Command, name: str) -> None:
@@ -222,80 +210,13 @@ def _order(run: "Run", command: Command, words: tuple[str, ...]) -> None:
         raise Fault(f"expected {event} of {' '.join(names)}, got {' '.join(actual)}")
 
 
-# --- of the node ---
-
-
-def _base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
-    """``expect base [NODE]``: everything is back at its start, within one second of the last
-    terminal answer and the last fence, with no new traffic."""
-    node = run.check_node(command, words[0] if words else run.node.name)
-    limit = max(node.rest_due_from_us + US_PER_S, run.world.now_us)
-    run.drive.until(lambda: not node.unrest(), limit)
-    faults = node.unrest()
-    if faults:
-        raise Fault("not at rest:\n  " + "\n  ".join(faults))
-
-
-def _held(run: "Run", command: Command, words: tuple[str, ...]) -> None:
-    """``expect held RID POOL=N…``: units that the ledger counts for this request."""
-    if len(words) != 1 or not command.options:
-        raise command.error("write 'expect held RID pages=N rows=N …'")
-    lives = run.lives(command, words[0])
-    pools = {str(pool.name): pool for pool in run.node.scheduler.ledger}
-    for name in command.options:
-        if name not in pools:
-            raise command.unknown("pool", name, pools)
-        owners = pools[name].owners()
-        for life in lives:
-            actual, wanted = owners.get(life.life, 0), command.integer(name, 0)
-            if actual != wanted:
-                raise Fault(f"{life.name}: expected {name}={wanted}, holds {actual}")
-
-
-def _ledger(run: "Run", command: Command, words: tuple[str, ...]) -> None:
-    """``expect ledger NODE pool.class OP N``."""
-    node = run.check_node(command, words[0] if words else "")
-    left, test, right = _comparison(command, words[1:])
-    pool_name, _, kind = left.partition(".")
-    ledger = node.ledger()
-    if pool_name not in ledger:
-        raise command.unknown("pool", pool_name, ledger)
-    counts = ledger[pool_name].as_dict()
-    if kind not in counts:
-        raise command.unknown("class", kind, counts)
-    _compare(left, counts[kind], test, right)
-
-
-def _load(run: "Run", command: Command, words: tuple[str, ...]) -> None:
-    """``expect load NODE FIGURE OP N``: running, waiting, retracted, steps, in_flight, …"""
-    node = run.check_node(command, words[0] if words else "")
-    left, test, right = _comparison(command, words[1:])
-    load = node.scheduler.load()
-    figures = {
-        "running": load.running,
-        "waiting": load.waiting,
-        "steps": load.steps,
-        "in_flight": node.scheduler.steps_in_flight,
-        "generated_tokens": load.generated_tokens,
-        "prompt_tokens": load.prompt_tokens,
-        "cached_tokens": load.cached_tokens,
-        "retracted": load.retracted,
-        "aborted": load.aborted,
-        "store_reads": node.store.reads if node.store is not None else 0,
-        "tombstones": len(node.scheduler.roster.recent),
-    }
-    if left not in figures:
-        raise command.unknown("figure", left, figures)
-    _compare(left, figures[left], test, right)
-
-
 def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect logprobs|retractions|cached RID OP N``."""
     what, *rest = words
     if not rest:
         raise command.error(f"write 'expect {what} RID = N'")
     name, *tail = rest
-    _, test, right = _comparison(command, (what, *tail))
+    _, test, right = node.comparison(command, (what, *tail))
     for submission, view in run.views(command, name):
         if view is None:
             raise Fault(f"{submission.name} was refused by the front end")
@@ -308,52 +229,11 @@ def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
             ),
             "cached": view.member.cached_tokens,
         }
-        _compare(f"{what} {view.name}", figures[what], test, right)
+        node.compare(f"{what} {view.name}", figures[what], test, right)
 
 
 def _counting(what: str) -> "Form":
     return lambda run, command, words: _count(run, command, (what, *words))
-
-
-def _reply(run: "Run", command: Command, words: tuple[str, ...]) -> None:
-    """``expect reply aborted=r1,r2 finished=r3 unknown=r4``, ``… flushed=no``, ``… closed=yes``,
-    ``… error="TEXT"``: the newest answer to an abort, a flush or a session call."""
-    if words or not command.options:
-        raise command.error("write 'expect reply KEY=VALUE…'")
-    if not run.node.clients.replies:
-        raise Fault("nothing was asked, or nothing answered yet")
-    data = run.node.clients.replies[-1]
-    assert isinstance(data, dict)
-    for key, value in command.options.items():
-        actual = data.get(key)
-        if key in ("aborted", "finished", "unknown"):
-            names = (
-                value if isinstance(value, tuple) else tuple(filter(None, str(value).split(",")))
-            )
-            fits = actual is not None and sorted(actual) == sorted(names)
-        elif key in ("flushed", "closed"):
-            fits = actual is (value == "yes")
-        elif key == "error":
-            fits = str(value) in str(actual)
-        else:
-            fits = str(actual) == str(value)
-        if not fits:
-            raise Fault(f"expected {key}={value}, the reply is {data}")
-
-
-def _comparison(
-    command: Command, words: tuple[str, ...]
-) -> tuple[str, Callable[[int, int], bool], int]:
-    match = re.fullmatch(r"([\w.]+)\s*(=|!=|<=|>=|<|>)\s*(\d+)", " ".join(words))
-    if match is None:
-        raise command.error(f"a comparison such as 'pages.free = 64' is wanted, not {words}")
-    return match[1], OPERATORS[match[2]], int(match[3])
-
-
-def _compare(label: str, actual: int, test: Callable[[int, int], bool], wanted: int) -> None:
-    if not test(actual, wanted):
-        sign = next(sign for sign, each in OPERATORS.items() if each is test)
-        raise Fault(f"expected {label} {sign} {wanted}, got {actual}")
 
 
 Form = Callable[["Run", Command, tuple[str, ...]], None]
@@ -362,12 +242,12 @@ FORMS: Final[dict[str, Form]] = {
     "never": _never,
     "no": _no,
     "order": _order,
-    "base": _base,
-    "held": _held,
-    "ledger": _ledger,
-    "load": _load,
+    "base": node.base,
+    "held": node.held,
+    "ledger": node.ledger,
+    "load": node.load,
     "logprobs": _counting("logprobs"),
     "retractions": _counting("retractions"),
     "cached": _counting("cached"),
-    "reply": _reply,
+    "reply": node.reply,
 }

@@ -105,6 +105,7 @@ def _expand(lines: list[Numbered], values: dict[str, int], file: str) -> list[Nu
         if line.split(" ")[0] != "repeat":
             out.append((number, _fill(line, values, number, file)))
             continue
+        line = _fill(line, values, number, file)
         match = re.fullmatch(r"repeat\s+(\d+)(?:\s+([a-z]\w*))?", line)
         if match is None:
             raise ScenarioError(file, number, "write 'repeat COUNT' or 'repeat COUNT NAME'")

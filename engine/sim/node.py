@@ -181,8 +181,8 @@ class SimNode:
         while self._inbox:
             self._handle(*self._inbox.popleft())
         scheduler.tick()
-        scheduler.poll_store()
         self._commit()
+        scheduler.poll_store()
         while self._may_launch() and scheduler.launch() is not None:
             pass
         for frame in scheduler.flush():

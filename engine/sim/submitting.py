@@ -1,12 +1,14 @@
 """The ``submit`` command: a request whose prompt is random, but the same on every run."""
 
 import random
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.hash_model import BYTES
 from engine.sim.language import Command
+from engine.sim.node_expectations import RESERVED
 from engine.sim.vocabulary import Golden, Prefix, Span
 from engine.sim.world import US_PER_S
 from transport.messages import SamplingParams, Submit
@@ -21,7 +23,7 @@ DEFAULT_MAX_TOKENS = Span(16, 16)
 def submit(run: "Run", command: Command) -> None:
     """Send one request from a client of its own."""
     name = command.words[0]
-    if "#" in name or "*" in name or "?" in name or name == "all":
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in RESERVED:
         raise command.error(f"{name!r} is no name for a request")
     if name in run.node.clients.submissions:
         raise command.error(f"{name!r} is submitted already; 'rid={name}' repeats a rid")

@@ -217,6 +217,7 @@ EXPECT: Final[Mapping[str, Kind]] = {
     "flushed": one_of("yes", "no"),
     "closed": one_of("yes", "no"),
     "error": name,
+    "session": name,
     **dict.fromkeys(RESOURCES, natural),
 }
 
