@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from aiohttp import web
@@ -136,7 +137,7 @@ async def serve(
             stack.push_async_callback(process.stop, ENGINE_STOP_S)
             watcher = asyncio.create_task(_watch(process, engine), name="engine-watcher")
             stack.push_async_callback(_cancel, watcher)
-            stop = stack.enter_context(_signals(process))
+            stop = stack.enter_context(_signals(process, folder))
 
             host, port = listener.getsockname()[:2]
             settings = settings.model_copy(update={"host": host, "port": port})
@@ -154,7 +155,8 @@ async def serve(
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.SockSite(runner, listener, backlog=1024).start()
-            code = await _run(app[SERVICE], watcher, stop, on_ready)
+            starting = asyncio.create_task(_start(app[SERVICE], folder, on_ready), name="start")
+            code = await _run(app[SERVICE], starting, watcher, stop)
             if code == EXIT_FAILED and process.exit_code == EXIT_MODEL:
                 return EXIT_MODEL
             return code
@@ -162,10 +164,12 @@ async def serve(
 
 
 async def _run(
-    service: Service, watcher: asyncio.Task[None], stop: asyncio.Event, on_ready: OnReady | None
+    service: Service,
+    starting: asyncio.Task[None],
+    watcher: asyncio.Task[None],
+    stop: asyncio.Event,
 ) -> int:
     """From listening to the last answer; the exit code."""
-    starting = asyncio.create_task(_start(service, on_ready), name="start")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         done, _ = await asyncio.wait(
@@ -190,8 +194,12 @@ async def _run(
             await _cancel(task)
 
 
-async def _start(service: Service, on_ready: OnReady | None) -> None:
+async def _start(
+    service: Service, folder: tempfile.TemporaryDirectory[str], on_ready: OnReady | None
+) -> None:
     limits = await service.engine.ready(service.settings.engine_start_timeout_s)
+    # The two are connected, and nobody else ever may be: nothing stays on the disk, however we end.
+    folder.cleanup()
     if on_ready is not None:
         await on_ready(limits)
 
@@ -206,13 +214,16 @@ async def _cancel(task: asyncio.Task[object] | asyncio.Task[None]) -> None:
 
 
 @contextlib.contextmanager
-def _signals(process: EngineProcess) -> Iterator[asyncio.Event]:
+def _signals(
+    process: EngineProcess, folder: tempfile.TemporaryDirectory[str]
+) -> Iterator[asyncio.Event]:
     """An event that the first SIGTERM or SIGINT sets; a second one ends everything at once."""
     stop = asyncio.Event()
 
     def on_signal(number: int) -> None:
         if stop.is_set():
             process.kill()
+            folder.cleanup()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(EXIT_SIGNAL + number)

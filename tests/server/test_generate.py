@@ -30,7 +30,7 @@ def greedy(tokens: int, **params: object) -> dict[str, object]:
 
 async def test_an_answer_has_text_ids_and_meta_info() -> None:
     async with serving() as server:
-        body = {"text": "hi", "sampling_params": greedy(4), "rid": "x"}
+        body: dict[str, Any] = {"text": "hi", "sampling_params": greedy(4), "rid": "x"}
         status, answer = await server.post("/generate", body)
         assert status == 200
         assert answer["text"] == "abcd"

@@ -46,7 +46,7 @@ async def test_b01_a_client_that_leaves_a_stream_is_noticed_once() -> None:
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
 async def test_b11_a_client_that_leaves_without_streaming_is_noticed(path: str) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
-    body = {"text": "x", "prompt": "x", **chat, "max_tokens": 3000}
+    body: dict[str, Any] = {"text": "x", "prompt": "x", **chat, "max_tokens": 3000}
     async with serving() as server:
         for n in (1, 4):
             body |= {"n": n, "sampling_params": {"n": n, "max_new_tokens": 3000}}
@@ -136,8 +136,8 @@ async def test_abort_all_is_200_with_partial_text_and_empty_rids_are_400() -> No
         await server.until(lambda: len(server.engine.members) == 3)
         server.engine.step(4)
         await server.until(lambda: record(server, "g").members[1].visible == 4)
-        for body in ({}, {"rid": ""}, {"rid": None}, {"rid": []}, {"rid": ["a", ""]}):
-            status, answer = await server.post("/abort_request", body)
+        for rid in ("", None, [], ["a", ""]):
+            status, answer = await server.post("/abort_request", {"rid": rid})
             assert status == 400
             assert "rid must not be empty" in answer["error"]["message"]
         report = (await server.post("/abort_request", {"abort_all": True}))[1]
@@ -378,13 +378,14 @@ async def test_unread_tokens_are_bounded() -> None:
         await reader.readuntil(b"\n\n")
         front = server.service.front
         (call,) = front.calls
-        call.pieces = _never  # type: ignore[method-assign] - a handler that does not get to its writes
+        call.pieces = _never  # type: ignore[method-assign]
         await server.until(lambda: any(a.cause == "slow_reader" for a in server.engine.aborts))
         writer.close()
         await server.at_rest()
 
 
 async def _never() -> Any:
+    """In place of a handler's wait for more: it never gets to write."""
     await asyncio.Event().wait()
 
 

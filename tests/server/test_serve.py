@@ -56,12 +56,13 @@ async def gone(pid: int, within_s: float = 1.0) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[Process]:
+async def process(*arguments: str, tmpdir: Path | None = None) -> AsyncIterator[Process]:
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-W", "error", "-m", "tests.support.serve_fake", *arguments),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
+        env=os.environ | ({} if tmpdir is None else {"TMPDIR": str(tmpdir)}),
     )
     assert started.stdout is not None
     try:
@@ -150,11 +151,16 @@ async def test_an_engine_that_does_not_drain_does_not_keep_the_server() -> None:
         assert await gone(server.engine_pid)
 
 
-async def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
-    async with process() as server:
+async def test_a_server_that_is_killed_takes_its_engine_with_it_and_leaves_no_file(
+    tmp_path: Path,
+) -> None:
+    async with process(tmpdir=tmp_path) as server, aiohttp.ClientSession() as http:
+        answer = await http.post(server.url + "/v1/completions", json={"prompt": "x"})
+        assert answer.status == 200
         server.process.kill()
         await server.process.wait()
         assert await gone(server.engine_pid)
+        assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
 
 
 async def test_an_engine_that_cannot_start_is_an_exit_code(

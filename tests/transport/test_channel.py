@@ -12,6 +12,8 @@ import pytest
 import zmq
 
 from transport.channel import (
+    HIGH_WATER_MARK,
+    MAX_FRAME_BYTES,
     AsyncChannel,
     Channel,
     ChannelFull,
@@ -38,12 +40,24 @@ def endpoint() -> Iterator[str]:
     folder.cleanup()
 
 
-def server_end(endpoint: str, **bounds: int) -> AsyncChannel[ToEngine, FromEngine]:
-    return AsyncChannel(endpoint, receives=FromEngine, bind=True, **bounds)
+def server_end(
+    endpoint: str, *, high_water_mark: int = HIGH_WATER_MARK
+) -> AsyncChannel[ToEngine, FromEngine]:
+    return AsyncChannel(endpoint, receives=FromEngine, bind=True, high_water_mark=high_water_mark)
 
 
-def engine_end(endpoint: str, **bounds: int) -> Channel[FromEngine, ToEngine]:
-    return Channel(endpoint, receives=ToEngine, **bounds)
+def engine_end(
+    endpoint: str,
+    *,
+    high_water_mark: int = HIGH_WATER_MARK,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
+) -> Channel[FromEngine, ToEngine]:
+    return Channel(
+        endpoint,
+        receives=ToEngine,
+        high_water_mark=high_water_mark,
+        max_frame_bytes=max_frame_bytes,
+    )
 
 
 def test_the_endpoint_lies_in_a_folder_of_this_user_only() -> None:
@@ -127,7 +141,8 @@ def test_the_engines_end_refuses_as_well_and_says_when_it_is_writable(endpoint: 
         endpoint, receives=FromEngine, bind=True, high_water_mark=5
     )
     with server, engine_end(endpoint, high_water_mark=5) as engine:
-        assert engine.writable
+        writable = engine.writable
+        assert writable
         sent = refused = 0
         while refused < 20:
             try:
