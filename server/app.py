@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -200,6 +201,9 @@ async def _start(
     limits = await service.engine.ready(service.settings.engine_start_timeout_s)
     # The two are connected, and nobody else ever may be: nothing stays on the disk, however we end.
     folder.cleanup()
+    # What exists now stays: no collection that holds the loop needs to walk it again.
+    gc.collect()
+    gc.freeze()
     if on_ready is not None:
         await on_ready(limits)
 

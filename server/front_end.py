@@ -29,7 +29,7 @@ from engine.frontend import (
 )
 from server.calls import Call, Choice, Submission
 from server.engine_client import ENGINE_GONE, EngineClient
-from server.errors import ApiError, overloaded
+from server.errors import ApiError, bad_value, overloaded
 from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from server.tokenizer import Tokenizer
@@ -105,6 +105,9 @@ class FrontEnd:
                 :meth:`admit`.
         """
         self.admit()
+        count, most = sum(each.n for each in submissions), self.settings.max_completions_per_call
+        if count > most:
+            raise bad_value("n", f"makes {count} completions with these prompts, at most {most}")
         call = Call(self.tokenizer, streaming=stream)
         self.calls.add(call)
         self._quiet.clear()

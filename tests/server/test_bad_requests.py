@@ -372,3 +372,23 @@ async def test_bad_requests_are_answered_while_long_ones_run() -> None:
         assert sorted(took)[98] < 0.05
         writer.close()
         await server.at_rest()
+
+
+async def test_a_call_makes_a_bounded_number_of_completions() -> None:
+    async with serving(ServerSettings(max_completions_per_call=4)) as server:
+        body = {"text": ["a", "b"], "sampling_params": {"n": 3, "max_new_tokens": 1}}
+        status, answer = await server.post("/generate", body)
+        assert status == 400
+        assert "n makes 6 completions with these prompts, at most 4" in answer["error"]["message"]
+        body["sampling_params"] = {"n": 2, "max_new_tokens": 1}
+        assert (await server.post("/generate", body))[0] == 200
+        await server.at_rest()
+
+
+async def test_fault_hooks_exist_only_with_debug() -> None:
+    async with serving() as server:
+        assert (await server.post("/debug/hold_step", {}))[0] == 404
+    async with serving(ServerSettings(debug=True)) as server:
+        assert await server.post("/debug/hold_step", {}) == (200, {"done": "hold_step"})
+        assert await server.post("/debug/retract", {"rid": "x"}) == (200, {"done": "retract"})
+        assert (await server.post("/debug/explode", {}))[0] == 404

@@ -23,6 +23,7 @@ from transport.messages import (
     PROTOCOL_VERSION,
     Abort,
     CloseSession,
+    DebugHook,
     Drain,
     Finish,
     FromEngine,
@@ -287,6 +288,8 @@ class FakeEngine:
                 self._reply(message.query, {"closed": closed})
             case Query():
                 self._reply(message.query, self._answer(message))
+            case DebugHook():
+                self._reply(message.query, {"done": message.hook})
             case Drain():
                 self._drain_until = time.monotonic() + message.grace_s
 
