@@ -33,9 +33,9 @@ def verdict(message: Submit) -> int | str:
     try:
         return check_submission(message, message.prompt, LIMITS)
     except Refusal as refusal:
-        assert refusal.finish.type == "abort"
-        assert (refusal.finish.status, refusal.finish.err_type) == (400, "BadRequestError")
-        return refusal.finish.message
+        finish = refusal.finish
+    assert (finish.type, finish.status, finish.err_type) == ("abort", 400, "BadRequestError")
+    return finish.message
 
 
 @pytest.mark.parametrize(

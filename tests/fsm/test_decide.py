@@ -9,27 +9,21 @@ from itertools import product
 import pytest
 
 from fsm.chart import Edge, State
-from fsm.decide import (
+from fsm.decide import NO_FACTS, TABLES, decide
+from fsm.rules import Decision, Facts, Message, Rule, RuleBook, TableError, compile_table
+from fsm.unified import UNIFIED
+from fsm.unified_rules import (
     ALL,
-    MESSAGES,
-    NO_FACTS,
     ON_DEVICE,
     QUEUED,
-    TABLES,
+    UNIFIED_BOOK,
+    UNIFIED_MESSAGES,
     UNIFIED_RULES,
-    Decision,
-    Facts,
-    Message,
-    Rule,
-    TableError,
-    compile_table,
-    decide,
 )
-from fsm.unified import UNIFIED
 
 STATES = tuple(UNIFIED.by_name)
 FACTS = tuple(Facts(*bits) for bits in product([False, True], repeat=2))
-CASES = tuple(product(STATES, MESSAGES, FACTS))
+CASES = tuple(product(STATES, UNIFIED_MESSAGES, FACTS))
 RESULTS: tuple[Message, ...] = (
     "chunk_committed",
     "token_committed",
@@ -40,7 +34,7 @@ RESULTS: tuple[Message, ...] = (
 
 def test_the_table_is_total_and_exclusive() -> None:
     """Exactly one decision for each of the 9 states × 10 messages × 4 facts."""
-    table = compile_table(UNIFIED, UNIFIED_RULES)
+    table = compile_table(UNIFIED_BOOK)
     assert set(table) == set(CASES)
     assert table == TABLES["unified"]
     for state, message, facts in CASES:
@@ -62,7 +56,7 @@ def test_the_rules_name_every_state_of_the_chart_and_no_other() -> None:
     assert Facts(stale=False, launched=False) == NO_FACTS
 
 
-@pytest.mark.parametrize(("state", "message"), list(product(STATES, MESSAGES)))
+@pytest.mark.parametrize(("state", "message"), list(product(STATES, UNIFIED_MESSAGES)))
 def test_a_decision_that_fires_names_an_edge_and_one_of_its_actors(
     state: str, message: Message
 ) -> None:
@@ -140,31 +134,35 @@ def test_every_live_queued_or_computing_state_ends_at_its_deadline() -> None:
 
 
 def test_quiet_while_a_step_contains_the_request_is_a_bug() -> None:
-    for state in ON_DEVICE + ("stopping",):
+    for state in (*ON_DEVICE, "stopping"):
         assert decide(UNIFIED, state, "quiet", Facts(launched=True)).effect == "refuse"
 
 
 # --- tables that must not compile -----------------------------------------------------------------
 
 
+def _book(*rules: Rule) -> RuleBook:
+    return replace(UNIFIED_BOOK, rules=rules)
+
+
 def test_a_gap_is_refused() -> None:
     for index, rule in enumerate(UNIFIED_RULES):
         rest = UNIFIED_RULES[:index] + UNIFIED_RULES[index + 1 :]
         with pytest.raises(TableError, match=f"no rule for .* {rule.message}"):
-            compile_table(UNIFIED, rest)
+            compile_table(replace(UNIFIED_BOOK, rules=rest))
 
 
 def test_an_overlap_is_refused() -> None:
     for rule in UNIFIED_RULES:
         with pytest.raises(TableError, match="two rules"):
-            compile_table(UNIFIED, (*UNIFIED_RULES, replace(rule, states=rule.states[:1])))
+            compile_table(_book(*UNIFIED_RULES, replace(rule, states=rule.states[:1])))
 
 
 def test_a_rule_that_ignores_a_fact_overlaps_those_that_look_at_it() -> None:
     quiet = next(r for r in UNIFIED_RULES if r.message == "quiet" and r.launched is False)
     rules = tuple(replace(r, launched=None) if r is quiet else r for r in UNIFIED_RULES)
     with pytest.raises(TableError, match="two rules"):
-        compile_table(UNIFIED, rules)
+        compile_table(replace(UNIFIED_BOOK, rules=rules))
 
 
 def _replaced(message: Message, state: str, decision: Decision) -> tuple[Rule, ...]:
@@ -174,20 +172,21 @@ def _replaced(message: Message, state: str, decision: Decision) -> tuple[Rule, .
         if rule.message == message and state in rule.states:
             others = tuple(name for name in rule.states if name != state)
             out.append(replace(rule, states=(state,), decision=decision))
-            rule = replace(rule, states=others)
-        out.append(rule)
+            out.append(replace(rule, states=others))
+        else:
+            out.append(rule)
     return tuple(out)
 
 
 def test_an_edge_that_the_chart_lacks_is_refused() -> None:
     with pytest.raises(TableError, match="the chart has no 'retract' there"):
-        compile_table(UNIFIED, _replaced("abort", "waiting", Decision("fire", "retract")))
+        compile_table(_book(*_replaced("abort", "waiting", Decision("fire", "retract"))))
 
 
 def test_an_actor_who_may_not_cause_the_edge_is_refused() -> None:
     rules = _replaced("abort", "waiting", Decision("fire", "abort", "wire"))
     with pytest.raises(TableError, match="wire may not cause 'abort'"):
-        compile_table(UNIFIED, rules)
+        compile_table(replace(UNIFIED_BOOK, rules=rules))
 
 
 def test_a_new_state_needs_its_rows() -> None:
@@ -205,4 +204,4 @@ def test_a_new_state_needs_its_rows() -> None:
         ),
     )
     with pytest.raises(TableError, match="no rule for held, abort"):
-        compile_table(chart, UNIFIED_RULES)
+        compile_table(replace(UNIFIED_BOOK, chart=chart))

@@ -80,7 +80,7 @@ def test_a_reservation_that_no_move_adopted_is_cancelled(make: Reserve) -> None:
 def test_every_other_step_of_a_life_is_refused_and_moves_no_unit(
     make: Reserve, done: tuple[str, ...], wrong: str
 ) -> None:
-    """Double release, release of what is not held, adoption of what was given back, and the rest."""
+    """Double release, release of what is not held, adoption of what was given back, …"""
     pool, reserve = make()
     lease = reserve("a")
     steps = {"adopt": lease.adopt, "release": lease.release, "cancel": lease.cancel}

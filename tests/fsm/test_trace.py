@@ -146,5 +146,5 @@ def test_the_checker_of_traces_notices(damage: Callable[[list[Line]], None]) -> 
     node = node_at_rest()
     checkers.check_trace(node.trace, len(node.clients))
     damage(node.trace)
-    with pytest.raises(Broken, match="^trace: "):
+    with pytest.raises(Broken, match=r"^trace: "):
         checkers.check_trace(node.trace, len(node.clients))
