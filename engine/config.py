@@ -21,10 +21,12 @@ class EngineConfig(BaseModel):
     model_path: str = ""
     """Where ``model`` was resolved to on this machine; empty for the hash model."""
     device: str = "cpu"
+    """Where the model computes, in torch's names."""
     dtype: Literal["float32", "bfloat16", "int4"] = "bfloat16"
     """Compute type. ``int4`` keeps weight matrices as 4-bit groups of 32 (CPU only) and computes
     in bfloat16."""
     attention: Literal["torch", "flashinfer"] = "torch"
+    """Attention back end; ``flashinfer`` needs an NVIDIA GPU and the extra of that name."""
     threads: int = Field(default=0, ge=0)
     """Compute threads of the model; 0 is one for each core."""
 
@@ -44,6 +46,7 @@ class EngineConfig(BaseModel):
     depth: Literal[1, 2] = 2
     """Steps in flight: with 2, the next step is launched before the last one is committed."""
     prefix_cache: bool = True
+    """Keep the KV of finished prompts and outputs, and share it with requests that begin alike."""
     max_overtakes: int = Field(default=64, ge=0)
     """How often requests behind it may be admitted before one that does not fit, before it blocks
     the queue."""
@@ -59,7 +62,9 @@ class EngineConfig(BaseModel):
     prefetch_timeout_s: float = Field(default=0.5, gt=0)
     """A prefetch that is later than this is given up, and its request runs as a miss."""
     max_prefetches: int = Field(default=16, ge=1)
+    """Loads from the KV store at a time."""
     max_sessions: int = Field(default=1024, ge=1)
+    """Streaming sessions that may be open."""
 
     hash_step_ms: float = Field(default=1.0, ge=0)
     """Hash model: how long a step takes."""

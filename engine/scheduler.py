@@ -50,10 +50,11 @@ from engine.spans import SpanBook
 from engine.store import PageStore
 from engine.stored import StoredKv
 from fsm.chart import Actor, Move
-from fsm.decide import Decision, Facts, Message, decide
+from fsm.decide import decide
 from fsm.driver import Driver, Subject
 from fsm.ledger import Exhausted, Lease, Ledger, Pool, SlotLease, SlotPool
 from fsm.resources import Resource
+from fsm.rules import Decision, Facts, Message
 from fsm.trace import Sink, Tracer
 from fsm.unified import BASE_KIT, UNIFIED
 from transport.messages import (

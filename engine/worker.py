@@ -41,8 +41,8 @@ EXIT_FAULT: Final = 1
 EXIT_MODEL: Final = 3
 
 
-class ModelUnavailable(Exception):  # noqa: N818 - an answer, not a fault
-    """The model cannot be loaded or its back end cannot run; the message says why."""
+class CannotServe(Exception):  # noqa: N818 - an answer, not a fault
+    """The model cannot be loaded, or what it needs is not there; the message says why."""
 
 
 def load_executor(config: EngineConfig) -> tuple[Executor, int]:
@@ -50,7 +50,7 @@ def load_executor(config: EngineConfig) -> tuple[Executor, int]:
     only.
 
     Raises:
-        ModelUnavailable: with a message for the person who started the server.
+        CannotServe: with a message for the person who started the server.
     """
     if config.model.partition(":")[0] == "hash":
         context = config.context_length or 8192
@@ -64,7 +64,9 @@ def load_executor(config: EngineConfig) -> tuple[Executor, int]:
     try:
         executor = load_torch_executor(config)
     except (ModelLoadError, AttentionUnavailable) as error:
-        raise ModelUnavailable(str(error)) from error
+        raise CannotServe(str(error)) from error
+    except (RuntimeError, AssertionError) as error:  # torch's way to say that a device is not there
+        raise CannotServe(f"--device {config.device}: {error}") from error
     return executor, executor.num_pages
 
 
@@ -76,7 +78,10 @@ def serve(
     step_s = config.hash_step_ms / 1000 if config.model.partition(":")[0] == "hash" else 0.0
     runner = RunnerThread(executor, channel.wake, step_s)
     store = DirectoryStore(Path(config.kv_store), channel.wake) if config.kv_store else None
-    trace = TraceFile(Path(config.trace)) if config.trace else None
+    try:
+        trace = TraceFile(Path(config.trace)) if config.trace else None
+    except OSError as error:
+        raise CannotServe(f"--trace {config.trace}: {error.strerror}") from error
     clock = time.monotonic
     facts = ModelFacts(
         executor.vocab_size,
@@ -149,7 +154,7 @@ def main(arguments: list[str]) -> int:
         gone = threading.Event()
         threading.Thread(target=_watch_server, args=(gone, channel), daemon=True).start()
         serve(config, channel, gone)
-    except (ModelUnavailable, ValidationError) as error:
+    except (CannotServe, ValidationError) as error:
         logger.error("%s", error)
         channel.send(Stopped("model", str(error)))
         return EXIT_MODEL

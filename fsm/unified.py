@@ -1,7 +1,9 @@
 """A request's life on a unified node, where one process prefills and decodes.
 
 Theory of operation
-------------------- ``arrived`` owns two things only, the obligation to answer and an open span,
+-------------------
+
+``arrived`` owns two things only, the obligation to answer and an open span,
 because that is all a request owns while it is being validated. A refusal therefore retires at the
 door with nothing to clean up (S0.1, S0.3): there is no stub that walks through the engine to be
 refused later.

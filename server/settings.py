@@ -11,6 +11,7 @@ class ServerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
+    """Address to listen on; ``0.0.0.0`` is every one of this machine's."""
     port: int = Field(default=8000, ge=0, le=65535)
     """0 takes any free port; the one taken is in the URL that ``serve`` reports."""
     api_key: str = ""
