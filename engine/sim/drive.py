@@ -52,13 +52,13 @@ class Drive:
         try:
             self.world.step()
         except Exception as error:  # a crash of the engine is a finding, not the end of the run
-            raise Fault(f"the engine failed: {_summary(error)}") from error
+            raise Fault(f"the engine failed: {summary(error)}") from error
         faults = faults_of(self.node)
         if faults:
             raise Fault("an invariant is broken:\n  " + "\n  ".join(faults))
 
 
-def _summary(error: Exception) -> str:
+def summary(error: Exception) -> str:
     """The error, and the line of our code that raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -1,6 +1,5 @@
 """Running one scenario file on a simulated cluster."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,13 +9,12 @@ from engine.sim import commands, expectations
 from engine.sim.book import Life
 from engine.sim.client import Submission, View
 from engine.sim.cluster import build
-from engine.sim.drive import Drive, Fault
+from engine.sim.drive import Drive, Fault, summary
 from engine.sim.golden import GoldenRuns
 from engine.sim.language import Command, ScenarioError, parse
 from engine.sim.node import SimNode
 from engine.sim.render import Detail, render
 from engine.sim.world import World
-from fsm.trace import Line
 
 FEATURES: Final[dict[str, str]] = {
     "unified": "",
@@ -50,8 +48,7 @@ class Outcome:
 class Run:
     """The state of a scenario while it runs; commands and expectations work on it."""
 
-    def __init__(self, cluster: Command, file: str) -> None:
-        self.file: Final = file
+    def __init__(self, cluster: Command) -> None:
         self.world: Final = World()
         settings, detail = build(cluster)
         self.detail: Final[Detail] = detail
@@ -121,21 +118,21 @@ class Run:
             names = [pattern]
         return [life for name in names for life in self.node.book.of(name)]
 
-    def around(self, lines: Sequence[Line] | None = None) -> str:
+    def around(self) -> str:
         """The newest part of the trace, for the message of a fault."""
         book = self.node.book
-        rendered = render(book, book.lines if lines is None else lines)
-        return "\n".join(rendered[-TAIL:])
+        return "\n".join(render(book, book.lines)[-TAIL:])
 
 
-def run_file(path: Path, name: str | None = None) -> Outcome:
+def run_file(path: Path) -> Outcome:
     """Run one file. Raises :class:`ScenarioError` or OSError where it cannot be used."""
-    return run_text(path.read_text(encoding="utf-8"), name or path.name)
+    return run_text(path.read_text(encoding="utf-8"), path.name, str(path))
 
 
-def run_text(text: str, file: str) -> Outcome:
-    """Run the scenario ``text``; the first fault ends it."""
-    parsed = parse(text, file)
+def run_text(text: str, file: str, where: str = "") -> Outcome:
+    """Run the scenario ``text``; the first fault ends it. Messages say ``where``, or ``file``."""
+    where = where or file
+    parsed = parse(text, where)
     outcome = Outcome(file, commands=len(parsed))
     index = 0
     while parsed[index].verb == "requires":
@@ -143,22 +140,30 @@ def run_text(text: str, file: str) -> Outcome:
         index += 1
     if outcome.skipped:
         return outcome
-    run = Run(parsed[index], file)
+    run = Run(parsed[index])
     run.transcript.append(f"> {parsed[index].text}")
     for command in parsed[index + 1 :]:
         try:
             run.execute(command)
+        except ScenarioError:
+            raise
         except Fault as fault:
-            run.show()
-            outcome.faults.append(
-                f"{file}:{command.line}: {command.text}\n  {fault}\n  the trace up to here:\n"
-                + run.around()
-            )
+            outcome.faults.append(_fault(run, command, str(fault)))
+            break
+        except Exception as error:  # the engine failed in the command's own call: a finding too
+            outcome.faults.append(_fault(run, command, f"the engine failed: {summary(error)}"))
             break
     outcome.trace = "\n".join(run.transcript) + "\n"
     outcome.time_us, outcome.events = run.world.now_us, run.world.events
     outcome.requests = len(run.node.book.lives)
     return outcome
+
+
+def _fault(run: Run, command: Command, message: str) -> str:
+    """Where and what, with the newest part of the trace."""
+    run.show()
+    head = f"{command.file}:{command.line}: {command.text}\n  {message}"
+    return f"{head}\n  the trace up to here:\n{run.around()}"
 
 
 def _missing(command: Command) -> str:
