@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,7 +20,9 @@ from transport.messages import (
     Outputs,
     Query,
     Reply,
+    SamplingParams,
     Stopped,
+    Submit,
     ToEngine,
 )
 
@@ -125,6 +128,12 @@ async def test_control_messages_wait_for_a_full_channel_in_order() -> None:
             with pytest.raises(ApiError, match="keep up"):
                 await client.ask(lambda n: Query(n, "info"))
             seen: list[str] = []
+            for _ in range(20):  # now there is room, but what waits goes first
+                assert isinstance(message := engine.receive_nowait(), Abort)
+                seen.append(message.rids[0].partition("-")[0])
+            time.sleep(0.05)  # noqa: ASYNC251 - the loop must not get to flush
+            with pytest.raises(ApiError, match="keep up"):
+                client.submit(Submit("late", [1], SamplingParams()))
             while len(seen) < 300:
                 await asyncio.sleep(0.001)
                 while isinstance(message := engine.receive_nowait(), Abort):
