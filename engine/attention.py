@@ -159,17 +159,21 @@ class TorchAttention:
 
     def _attend(self, layer: int, group: _Group, query: Tensor) -> Tensor:
         kv_heads, head_dim = self._kv.layout.num_kv_heads, self._kv.layout.head_dim
+        rows, tile, heads = group.rows, group.tile, self._heads_per_kv
         if group.queries is not None:
             query = query.index_select(0, group.queries)
-        folded = query.view(group.rows, group.tile, kv_heads, self._heads_per_kv, head_dim)
-        folded = folded.transpose(1, 2).flatten(2, 3)
+        if tile == 1:
+            folded = query.view(rows, kv_heads, heads, head_dim)
+        else:
+            folded = query.view(rows, tile, kv_heads, heads, head_dim).transpose(1, 2).flatten(2, 3)
         kv = self._kv.gather(layer, group.pages).view(group.tables, -1, 2, kv_heads, head_dim)
-        key, value = kv[:, : group.keys].permute(2, 0, 3, 1, 4).expand(-1, group.rows, -1, -1, -1)
+        key, value = kv[:, : group.keys].permute(2, 0, 3, 1, 4).unbind(0)
+        if group.tables < rows:
+            key, value = key.expand(rows, -1, -1, -1), value.expand(rows, -1, -1, -1)
         out = scaled_dot_product_attention(folded, key, value, attn_mask=group.mask)
-        out = out.view(group.rows, kv_heads, group.tile, self._heads_per_kv, head_dim).transpose(
-            1, 2
-        )
-        out = out.reshape(group.rows * group.tile, self._num_heads * head_dim)
+        if tile > 1:
+            out = out.view(rows, kv_heads, tile, heads, head_dim).transpose(1, 2)
+        out = out.reshape(rows * tile, self._num_heads * head_dim)
         return out if group.kept is None else out.index_select(0, group.kept)
 
     def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> _Group:

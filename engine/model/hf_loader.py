@@ -197,7 +197,11 @@ def _digest(handles: dict[Path, Any]) -> str:
     """Over contents only: the same tensors in other shards, or under other file names, are the same
     weights."""
     digest = hashlib.sha256()
-    located = sorted((name, path) for path, handle in handles.items() for name in handle.keys())  # noqa: SIM118
+    located = sorted(
+        (name, path)
+        for path, handle in handles.items()
+        for name in handle.keys()  # noqa: SIM118  # no dictionary, it has no iterator
+    )
     for name, path in located:
         tensor: Tensor = handles[path].get_tensor(name)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -41,11 +41,18 @@ class RMSNorm:
     """Root-mean-square normalisation (arXiv:1910.07467)."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
+        """``weight`` is ``float32[H]``."""
+        size = weight.shape[0]
+        self._weight = weight * math.sqrt(size)
+        self._floor = torch.full((1, 1), math.sqrt(size * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        # sqrt(mean(x^2) + eps) * sqrt(size) = hypot(norm(x), sqrt(size * eps)): half the calls of
+        # torch's own. In float32 throughout: rounding the scale of a row to bfloat16 errs in all
+        # its elements alike, which quadruples the divergence from float32's distribution.
+        wide = x.float()
+        scale = torch.hypot(torch.linalg.vector_norm(wide, dim=1, keepdim=True), self._floor)
+        return torch.div(wide, scale).mul_(self._weight).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ class Llama:
             return dense(checkpoint.weight(name)).to(device, dtype)
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(vector(name), self.config.rms_norm_eps)
+            weight = dense(checkpoint.weight(name)).to(device)
+            return RMSNorm(weight, self.config.rms_norm_eps)
 
         def linear(prefix: str, *names: str, bias: bool) -> Linear:
             return kernels.linear(
