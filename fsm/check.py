@@ -71,7 +71,8 @@ def _states(chart: "Chart") -> list[str]:
         if state.kind == "live":
             if state.name not in aborts:
                 faults.append(f"live state {state.name!r} does not accept abort")
-            if "frontend_records" not in state.holds:
+            if "frontend_records" not in state.holds and state.phase != "transferring":
+                # A prefill that is sending has acknowledged; the outcome is its peer's to give.
                 faults.append(f"live state {state.name!r} does not owe its client an answer")
         elif "frontend_records" in state.holds:
             faults.append(f"retired state {state.name!r} still owes its client an answer")
@@ -93,7 +94,9 @@ def _edges(chart: "Chart") -> list[str]:
         if edge.event == "abort" and "client" not in edge.by:
             faults.append(f"{label} cannot be caused by the client")
         if not chart.is_live(edge.source) and chart.is_live(edge.target):
-            faults.append(f"{label} leads from an answered state back to a live one")
+            faults.append(f"{label} leads from a retired state back to a live one")
+        if "frontend_records" in after - before:
+            faults.append(f"{label} leads from an answered state to one that owes an answer")
         if not edge.why:
             faults.append(f"{label} has no reason")
     return faults

@@ -8,10 +8,14 @@ included. What is *not* here is policy: who is admitted, readmitted or retracted
 from typing import Final
 
 from fsm.chart import Chart
+from fsm.decode_rules import DECODE_BOOK
+from fsm.prefill_rules import PREFILL_BOOK
 from fsm.rules import Decision, Facts, Message, RuleBook, Table, compile_table
 from fsm.unified_rules import UNIFIED_BOOK
 
-BOOKS: Final[dict[str, RuleBook]] = {book.chart.name: book for book in (UNIFIED_BOOK,)}
+BOOKS: Final[dict[str, RuleBook]] = {
+    book.chart.name: book for book in (UNIFIED_BOOK, PREFILL_BOOK, DECODE_BOOK)
+}
 TABLES: Final[dict[str, Table]] = {name: compile_table(book) for name, book in BOOKS.items()}
 NO_FACTS: Final = Facts()
 

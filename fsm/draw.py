@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from fsm import unified
+from fsm import decode, prefill, unified
 from fsm.chart import Actor, Chart, Edge, Kind, State
 from fsm.resources import (
     DISPOSITION_MEANING,
@@ -65,6 +65,20 @@ DRAWINGS: Final[tuple[Drawing, ...]] = (
         unified.__doc__ or "",
         unified.BASE_KIT,
         ("enqueue", "admit", "prefilled", "finish", "quiesce"),
+    ),
+    Drawing(
+        prefill.PREFILL,
+        "A request on a prefill node",
+        prefill.__doc__ or "",
+        prefill.BASE_KIT,
+        ("enqueue", "granted", "admit", "prefilled", "landed"),
+    ),
+    Drawing(
+        decode.DECODE,
+        "A request on a decode node",
+        decode.__doc__ or "",
+        decode.BASE_KIT,
+        ("enqueue", "met", "grant", "landed", "finish", "quiesce"),
     ),
 )
 

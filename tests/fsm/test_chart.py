@@ -150,7 +150,11 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "a second life": (
         edge("stopping", "quiesce", target="waiting"),
-        "edge stopping --quiesce--> waiting leads from an answered state back to a live one",
+        "edge stopping --quiesce--> waiting leads from a retired state back to a live one",
+    ),
+    "a debt that comes back": (
+        edge("stopping", "quiesce", target="waiting"),
+        "edge stopping --quiesce--> waiting leads from an answered state to one that owes an answer",
     ),
     "no reason": (
         edge("waiting", "admit", why=""),
