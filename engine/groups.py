@@ -3,9 +3,25 @@
 
 from typing import Final
 
+import msgspec
+
 from engine.request import Request
 from fsm.ledger import CountPool, Lease
 from fsm.resources import Disposition
+from transport.messages import Submit
+
+
+def member_of(message: Submit, index: int) -> Submit:
+    """What member ``index`` of a submission asks for: the same, with the seed plus its number.
+
+    With one seed for all, the randomness of a position would be the same in every member, and so
+    would be their texts. The first keeps the seed: it says what ``n=1`` says.
+    """
+    if index == 0:
+        return message
+    seed = (message.sampling.seed + index + 2**63) % 2**64 - 2**63
+    sampling = msgspec.structs.replace(message.sampling, seed=seed)
+    return msgspec.structs.replace(message, sampling=sampling)
 
 
 class Membership(Lease):

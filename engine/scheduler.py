@@ -39,7 +39,7 @@ from engine.batch import (
 from engine.batching import Span, build_batch
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
-from engine.groups import GroupBook
+from engine.groups import GroupBook, member_of
 from engine.intake import MAX_GROUP, Limits, Refusal, check_submission
 from engine.pages import Kv, Pages, PrefixLock
 from engine.policy import Candidate, Holder, Need, admit, allot, displace
@@ -205,8 +205,9 @@ class Scheduler:
             refusal = error
         except SessionError as error:
             refusal = Refusal(f"session_params: {error}")
-        for rid in rids if refusal is None else [message.rid]:
-            request = self._arrive(message, rid, group, prompt, max_new, now, refusal is None)
+        for index, rid in enumerate(rids if refusal is None else [message.rid]):
+            member = member_of(message, index)
+            request = self._arrive(member, rid, group, prompt, max_new, now, refusal is None)
             if refusal is not None:
                 self._refuse(request, refusal)
             else:
@@ -313,7 +314,7 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do next (seconds on the node's clock)."""
-        times = [t for t in [self._deadlines.next] if t is not None]
+        times = [t for t in (self._deadlines.next, self.sessions.next_expiry) if t is not None]
         if self._drain_deadline is not None and self.roster.live:
             times.append(self._drain_deadline)
         return min(times, default=None)

@@ -129,8 +129,20 @@ class SessionBook:
             for session in self._sessions.values()
             if session.timeout_s is not None
             and session.turn is None
-            and now - session.last_used >= session.timeout_s
+            and now >= session.last_used + session.timeout_s
         ]
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the next idle session times out."""
+        return min(
+            (
+                session.last_used + session.timeout_s
+                for session in self._sessions.values()
+                if session.timeout_s is not None and session.turn is None
+            ),
+            default=None,
+        )
 
     def as_dict(self) -> dict[str, dict[str, object]]:
         return {
