@@ -210,6 +210,23 @@ def _order(run: "Run", command: Command, words: tuple[str, ...]) -> None:
         raise Fault(f"expected {event} of {' '.join(names)}, got {' '.join(actual)}")
 
 
+def _same(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect same RID RID…`` and ``expect differ RID RID…``: what their clients were shown."""
+    if len(words) < 2:
+        raise command.error("write 'expect same RID RID…' or 'expect differ RID RID…'")
+    shown = [
+        (view.name, view.tokens)
+        for name in words
+        for _, view in run.views(command, name)
+        if view is not None
+    ]
+    for index, (name, tokens) in enumerate(shown):
+        for other, others in shown[:index]:
+            if (tokens == others) != (command.words[0] == "same"):
+                verdict = "the same" if tokens == others else "different"
+                raise Fault(f"{other} and {name} were shown {verdict} tokens")
+
+
 def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect logprobs|retractions|cached RID OP N``."""
     what, *rest = words
@@ -242,6 +259,8 @@ FORMS: Final[dict[str, Form]] = {
     "never": _never,
     "no": _no,
     "order": _order,
+    "same": _same,
+    "differ": _same,
     "base": node.base,
     "held": node.held,
     "ledger": node.ledger,

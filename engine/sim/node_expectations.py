@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RESERVED: Final = frozenset(
     {"all", "idle", "until", "no", "never", "order", "base", "held", "ledger", "load", "reply"}
-    | {"logprobs", "retractions", "cached"}
+    | {"logprobs", "retractions", "cached", "same", "differ"}
 )
 """Words that begin or end a command, so that no request can be called so."""
 
