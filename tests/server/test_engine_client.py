@@ -130,7 +130,7 @@ async def test_control_messages_wait_for_a_full_channel_in_order() -> None:
             with pytest.raises(ApiError, match="keep up"):
                 await client.ask(lambda n: Query(n, "info"))
             seen: list[str] = []
-            while len(seen) < 15:  # now there is room, but what waits goes first
+            while len(seen) < 8:  # now there is room, but what waits goes first
                 assert engine.poll(1.0)
                 if isinstance(message := engine.receive_nowait(), Abort):
                     seen.append(message.rids[0].partition("-")[0])
