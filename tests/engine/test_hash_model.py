@@ -79,7 +79,7 @@ def test_damage_to_any_page_changes_the_output(damage: Damage, page_size: int) -
         node, client, table = running(page_size)
         before = list(client.tokens)
         damage(node.model, table, page)
-        node.until("it goes on", lambda n=len(before), c=client: len(c.tokens) > n + 8)
+        node.until_tokens(client, len(before) + 9)
         golden = node.golden(client).tokens
         assert before == golden[: len(before)]
         fresh = client.tokens[len(before) : len(before) + 8]
