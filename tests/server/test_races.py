@@ -108,7 +108,10 @@ async def test_b03_aborts_of_finishing_finished_and_unknown_rids() -> None:
 
         async def abort(number: int) -> dict[str, list[str]]:
             await asyncio.sleep(0.0004 * (number % 13))
-            return (await server.post("/abort_request", {"rid": f"r{number}"}))[1]  # type: ignore[no-any-return]
+            report: dict[str, list[str]] = (
+                await server.post("/abort_request", {"rid": f"r{number}"})
+            )[1]
+            return report
 
         pairs = await asyncio.gather(*(one(n) for n in range(50)), *(abort(n) for n in range(50)))
         answers, reports = pairs[:50], pairs[50:]

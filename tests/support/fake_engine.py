@@ -125,10 +125,6 @@ class FakeEngine:
         for _ in range(count):
             self._step_once.release()
 
-    def of(self, kind: type) -> list[ToEngine]:
-        """The messages of one type received so far, but for those of health probes."""
-        return [message for message in self.received if isinstance(message, kind)]
-
     @property
     def aborts(self) -> list[Abort]:
         """The aborts received so far."""
