@@ -4,6 +4,7 @@ Exit codes: 0 everything fits, 1 faults were found, 2 something could not be use
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,10 +31,10 @@ A folder stands for the *.scenario files in it. The language is described in doc
 
 RUN_EPILOG: Final = """\
 examples:
-  fsm-replay run tests/scenarios                       all of them
-  fsm-replay run tests/scenarios/b24_*.scenario        some of them
-  fsm-replay run --show tests/scenarios/b24_overlap.scenario
-  fsm-replay run --rewrite tests/scenarios/b24_overlap.scenario
+  fsm-replay run tests/scenarios                   all of them
+  fsm-replay run tests/scenarios/b1*.scenario      some of them
+  fsm-replay run --show tests/scenarios/b24_abort_overlapped.scenario
+  fsm-replay run --rewrite tests/scenarios/b24_abort_overlapped.scenario
 
 exit codes: 0 all fit · 1 faults or changed traces · 2 a file that cannot be used"""
 
@@ -64,7 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_run(commands)
     options = parser.parse_args(arguments)
     handler: Callable[[argparse.Namespace], int] = options.handler
-    return handler(options)
+    try:
+        return handler(options)
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the exit
+        return FAULTS
 
 
 def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -76,7 +81,9 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         epilog=RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="a *.scenario file, or a folder"
+    )
     parser.add_argument(
         "--rewrite",
         action="store_true",
@@ -169,7 +176,7 @@ def summary(console: Console, tally: Tally, wall_s: float) -> None:
     for reason in tally.skipped:
         console.print(f"[yellow]skipped[/]  {escape(reason)}")
     parts = [f"{tally.fit} fit"]
-    parts += [f"{tally.rewritten} traces written"] if tally.rewritten else []
+    parts += [f"{tally.rewritten} written"] if tally.rewritten else []
     parts += [f"{len(tally.skipped)} skipped"] if tally.skipped else []
     parts += [f"{tally.faulty} with faults"] if tally.faulty else []
     parts += [f"{tally.unusable} unusable"] if tally.unusable else []

@@ -131,9 +131,8 @@ class SimNode:
 
     def restore(self) -> None:
         """Give the pages of :meth:`exhaust` back."""
-        pool = self.scheduler.kv.pool
-        for page in pool.pages_of(EXHAUST):
-            pool.drop(page, EXHAUST)
+        kv = self.scheduler.kv
+        kv.drop(EXHAUST, kv.pool.pages_of(EXHAUST))
         self.last_touch_us = self.world.now_us
         self.wake()
 

@@ -32,6 +32,9 @@ def base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect base [NODE]``: everything is back at its start, within one second of the last
     terminal answer and the last fence, with no new traffic."""
     node = run.check_node(command, words[0] if words else run.node.name)
+    unanswered = [each.name for each in node.clients.open]
+    if unanswered:
+        raise Fault(f"still without an answer: {', '.join(unanswered)}")
     limit = max(node.rest_due_from_us + US_PER_S, run.world.now_us)
     run.drive.until(lambda: not node.unrest(), limit)
     faults = node.unrest()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 from engine.sim.book import Book
+from fsm.ledger import QUARANTINE
 from fsm.trace import AnswerLine, LeaseLine, Line, MoveLine, SubmitLine
 
 Detail: TypeAlias = Literal["full", "moves", "answers"]
@@ -41,7 +42,9 @@ def _line(book: Book, line: Line) -> str:
             signs = _signed("+", line.taken) + _signed("-", line.dropped)
             return _row(line.time, _name(book, line.life), text + signs + why)
         case LeaseLine():
-            return _row(line.time, _name(book, line.owner), f"pages {line.what} {line.units}")
+            return _row(
+                line.time, _name(book, line.owner), f"{line.resource} {line.what} {line.units}"
+            )
         case AnswerLine():
             status = f" status={line.status}" if line.status is not None else ""
             why = f" ({line.message})" if line.message else ""
@@ -63,5 +66,9 @@ def _signed(sign: str, names: tuple[str, ...]) -> str:
 
 
 def _name(book: Book, owner: str) -> str:
-    life = book.lives.get(owner)
-    return owner if life is None else life.name
+    """A life by its name, and what is quarantined for it by both."""
+    kind, life = (
+        (QUARANTINE, owner.removeprefix(QUARANTINE)) if QUARANTINE in owner else ("", owner)
+    )
+    known = book.lives.get(life)
+    return owner if known is None else f"{kind}{known.name}"

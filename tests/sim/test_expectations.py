@@ -1,0 +1,88 @@
+"""Goal: every expectation can fail, and says what it expected, what it got, and what happened.
+
+Method: short scenarios that are wrong on purpose.
+"""
+
+import pytest
+
+from engine.sim.scenario import run_text
+
+START = """cluster unified=1 pages=64 page_size=16 rows=8 chunk=64 depth=2
+submit r1 prompt=40 max_tokens=5 logprobs
+submit r2 prompt=40 max_tokens=50
+"""
+
+WRONG = [
+    ("run until r1 tokens=6", "this never happens; r1 is done"),
+    ("hold step unified-0\nrun until r1 decoding", "this never happens; r1 is prefilling"),
+    ("hold step unified-0\nrun until idle", "never gets idle (held: step)"),
+    ("run until idle\nstep unified-0", "there is no step to do"),
+    ("run until idle\nretract r1", "it is not on the device: r1 is done"),
+    ("exhaust pages unified-0 leave=65", "pages are available"),
+    ("expect r1 phase=decoding", "expected phase=decoding, got prefilling"),
+    ("expect r1 state=done", "expected state=done, got prefilling"),
+    ("expect r1 finished=length", "expected finished=length, got nothing yet"),
+    ("expect r1 finished=length within=2ms", "expected finished=length, got nothing yet"),
+    ("run until idle\nexpect r1 finished=stop|abort", "got length"),
+    ("run until idle\nexpect r1 tokens=4", "expected tokens=4, got 5"),
+    ("run until idle\nexpect r1 status=500", "expected status=500, got 200"),
+    ("abort r1\nexpect r1 message=gone", "expected message=gone, got Aborted"),
+    ("run until idle\nexpect r1 matched=x", "expected matched=x, got None"),
+    ("run until idle\nexpect no answer r1", "r1 has its answer: length"),
+    ("run until idle\nexpect never r1 phase=decoding", "r1 was decoding at"),
+    ("run until idle\nexpect never r1 state=stopping", "r1 was stopping at"),
+    ("run until idle\nexpect order finish r2 r1", "expected finish of r2 r1, got r1 r2"),
+    ("run until idle\nexpect order retract r2 r1", "retract never happened to r2"),
+    ("expect base", "still without an answer: r1, r2"),
+    ("hold step unified-0\nabort r1 r2\nexpect base", "launched works are open"),
+    ("run until idle\nexhaust pages unified-0 leave=9\nexpect base", "'scenario:exhaust': 55"),
+    ("expect held r1 pages=9", "expected pages=9, holds 3"),
+    ("expect ledger unified-0 rows.held = 0", "expected rows.held = 0, got 1"),
+    ("expect ledger unified-0 pages.free < 3", "expected pages.free < 3, got 61"),
+    ("expect load unified-0 running >= 4", "expected running >= 4, got 1"),
+    ("run until idle\nexpect logprobs r1 = 4", "expected logprobs r1 = 4, got 5"),
+    ("run until idle\nexpect retractions r1 > 0", "expected retractions r1 > 0, got 0"),
+    ("run until idle\nexpect cached r1 != 0", "expected cached r1 != 0, got 0"),
+    ("run until idle\nexpect same r1 r2", "r1 and r2 were shown different tokens"),
+    ("run until idle\nexpect differ r1 r1", "r1 and r1 were shown the same tokens"),
+    ("expect reply flushed=yes", "nothing was asked"),
+    ("flush unified-0\nexpect reply flushed=yes", "the reply is {'flushed': False"),
+    ("abort r1\nexpect reply aborted=r2", "the reply is {'aborted': ['r1']"),
+    ("close session s\nexpect reply closed=yes", "the reply is {'closed': False"),
+    ("close session s\nexpect reply error=busy", "expected error=busy"),
+    ("submit r3 rid=r1\nexpect r3 golden", "r3 was refused by the front end"),
+    ("submit r3 rid=r1\nexpect cached r3 = 0", "r3 was refused by the front end"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[text for text, _ in WRONG])
+def test_it_fails_where_it_does_not_hold(text: str, message: str) -> None:
+    outcome = run_text(START + text, "wrong.scenario")
+    (fault,) = outcome.faults
+    assert message in fault
+    line = START.count("\n") + text.count("\n") + 1
+    command = text.splitlines()[-1]
+    assert fault.startswith(f"wrong.scenario:{line}: {command}\n"), fault
+    assert "the trace up to here:" in fault
+    assert "r1       submit prompt=40" in fault or "answer" in fault
+
+
+def test_within_counts_from_the_last_command_that_is_not_an_expectation() -> None:
+    text = (
+        START + "run 1ms\nexpect r1 finished=length within=8ms\nexpect r2 phase=decoding within=8ms"
+    )
+    assert not run_text(text, "f").faults
+    late = START + "run 1ms\nexpect r1 finished=length within=8ms\nexpect r2 tokens=9 within=8ms"
+    assert "expected tokens=9" in run_text(late, "f").faults[0]
+
+
+def test_base_wants_rest_within_a_second_and_waits_no_longer() -> None:
+    text = "cluster unified=1 store=on store_latency={}\nsubmit r1 prompt=40 max_tokens=2\n"
+    text += "run until r1 tokens=2\nexpect base"
+    assert not run_text(text.format("900ms"), "f").faults
+    assert "not at rest" in run_text(text.format("1100ms"), "f").faults[0]
+
+
+def test_a_phase_that_is_passed_through_counts_as_reached() -> None:
+    text = "cluster unified=1\nsubmit r1 prompt=4 max_tokens=1\nrun until r1 state=stopping"
+    assert not run_text(text, "f").faults
