@@ -7,13 +7,14 @@ cache, then its own."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from engine.prefix_cache import Node, PrefixCache
 from engine.request import Request
 from fsm.ledger import CountPool, Exhausted, Lease, LeaseObserver, PagePool, PoolCounts
 from fsm.resources import Disposition
+from fsm.trace import Balance
 
 
 class PrefixLock(Lease):
@@ -115,10 +116,12 @@ class Kv:
         self.locks.take(request.life)  # may raise: nothing has changed yet
         self.cache.lock(node, request.life)
         lock = PrefixLock(self, request.life, node)
+        # Room is made before anything is shared, so that the trace's line about it tells the truth.
+        own = self._take(request.life, wanted)
         for page in shared:
             self.pool.share(page, request.life)
         table = array("q", shared)
-        table.extend(self._take(request.life, wanted))
+        table.extend(own)
         return Pages(self, request, table, len(shared)), lock
 
     def extend(self, lease: Pages, count: int) -> bool:
@@ -144,17 +147,33 @@ class Kv:
         request = lease.request
         if disposition == "cache":
             full = min(request.committed, len(request.tokens)) // self.page_size
-            new = self.cache.insert(request.tokens, lease.table, full)
-            if new:
-                self._note("cache", lease.owner, new)
-        for page in lease.table:
-            self.pool.drop(page, lease.owner)
-        self._note("release", lease.owner, len(lease.table))
+            self.keep(lease.owner, request.tokens, lease.table, full)
+        self.drop(lease.owner, lease.table)
 
     def take(self, owner: str, count: int) -> list[int] | None:
         """Pages for somebody who is not a request (a load from the store); None without room."""
         self.cache.evict(count - self.pool.free)
-        return self.pool.take(owner, count) if count <= self.pool.free else None
+        if count > self.pool.free:
+            return None
+        taken = self.pool.take(owner, count)
+        if taken:
+            self._note("take", owner, count)
+        return taken
+
+    def keep(self, owner: str, tokens: Sequence[int], pages: Sequence[int], count: int) -> None:
+        """Put the first ``count`` pages, which hold ``tokens``, into the prefix cache."""
+        new = self.cache.insert(tokens, pages, count)
+        if new:
+            self._note("cache", owner, new)
+
+    def drop(self, owner: str, pages: Iterable[int]) -> None:
+        """``owner`` gives up all its ``pages``."""
+        count = 0
+        for page in pages:
+            self.pool.drop(page, owner)
+            count += 1
+        if count:
+            self._note("release", owner, count)
 
     def pin(self, owner: str, node: Node, pages: array[int]) -> PrefixLock | None:
         """Keep ``pages``, the whole path to ``node`` among them, as they are while some are copied.
@@ -168,6 +187,7 @@ class Kv:
         self.cache.lock(node, owner)
         for page in pages:
             self.pool.share(page, owner)
+        self._note("pin", owner, len(pages))
         lock = PrefixLock(self, owner, node)
         lock.adopt()
         return lock
@@ -178,6 +198,10 @@ class Kv:
 
     def counts(self) -> PoolCounts:
         return self.pool.counts()
+
+    def balance(self) -> Balance:
+        """The pool as the trace notes it."""
+        return Balance(self.pool.free, self.pool.cached, self.cache.size)
 
     def audit(self) -> list[str]:
         return self.cache.audit()

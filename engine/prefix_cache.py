@@ -56,6 +56,8 @@ class PrefixCache:
         self._idle: list[tuple[int, int, Node]] = []
         self._serial = 0
         self.root = Node(None, (), -1)
+        self.size = 0
+        """Pages in the tree."""
         self.evictions = 0
 
     def match(self, tokens: Sequence[int], limit: int) -> tuple[Node, array[int]]:
@@ -180,6 +182,8 @@ class PrefixCache:
                 if node in kept:
                     faults.append(f"prefix cache: page {node.page} is locked and owned by nobody")
         owned = set(self._pool.pages_of(CACHE))
+        if self.size != len(nodes) - 1:
+            faults.append(f"prefix cache: books say {self.size} pages, it has {len(nodes) - 1}")
         if owned != in_tree:
             faults.append(f"prefix cache: owns {sorted(owned ^ in_tree)[:8]} … outside the tree")
         if reachable != self._pool.cached:
@@ -199,6 +203,7 @@ class PrefixCache:
         node = Node(parent, key, page)
         self._pool.share(page, CACHE)
         parent.children[key] = node
+        self.size += 1
         self._touch(node)
         return node
 
@@ -208,6 +213,7 @@ class PrefixCache:
             raise LeaseError("the root of the prefix cache cannot be evicted")
         del parent.children[node.key]
         node.parent = None
+        self.size -= 1
         self._pool.drop(node.page, CACHE)
         self._offer(parent)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from engine.request import Request
-from fsm.ledger import Exhausted, Lease, LeaseError, PoolCounts
+from fsm.ledger import QUARANTINE, Exhausted, Lease, LeaseError, LeaseObserver, PoolCounts
 from fsm.resources import Disposition, Resource
 
 PageKey = str
@@ -204,6 +204,7 @@ class PrefetchBook:
     store: PageStore
     total: int
     next_ticket: Callable[[], int]
+    observer: LeaseObserver | None = None
     name: Resource = "prefetches"
     _held: dict[int, Prefetch] = field(default_factory=dict)
     _reading: dict[int, str] = field(default_factory=dict)
@@ -223,13 +224,17 @@ class PrefetchBook:
     def give_back(self, lease: Prefetch) -> None:
         if self._held.pop(lease.ticket, None) is None:
             raise LeaseError(f"prefetch {lease.ticket} of {lease.owner} is given back twice")
+        if lease.ticket in self._reading and self.observer is not None:
+            self.observer("quarantine", lease.owner, 1)
 
     def is_read(self, ticket: int) -> bool:
         return ticket in self._reading
 
     def over(self, ticket: int) -> Prefetch | None:
         """The I/O of a read is over; returns the lease if its request still waits for it."""
-        del self._reading[ticket]
+        owner = self._reading.pop(ticket)
+        if ticket not in self._held and self.observer is not None:
+            self.observer("release", f"{QUARANTINE}{owner}", 1)
         return self._held.get(ticket)
 
     def counts(self) -> PoolCounts:
@@ -239,7 +244,7 @@ class PrefetchBook:
 
     def owners(self) -> dict[str, int]:
         owners = Counter(lease.owner for lease in self._held.values())
-        owners.update(f"quarantine:{o}" for t, o in self._reading.items() if t not in self._held)
+        owners.update(f"{QUARANTINE}{o}" for t, o in self._reading.items() if t not in self._held)
         return dict(owners)
 
     def audit(self) -> list[str]:

@@ -15,6 +15,7 @@ from engine.pages import Kv, PrefixLock
 from engine.prefix_cache import Node
 from engine.request import Request
 from engine.store import PageStore, Prefetch, PrefetchBook, page_keys
+from fsm.ledger import LeaseObserver
 
 STORE_OWNER: Final = "store:"
 """Owner of pages that are being copied in or out."""
@@ -48,6 +49,7 @@ class StoredKv:
         weights_digest: str,
         max_operations: int,
         launch: Callable[[PageExport | PageImport], None],
+        observer: LeaseObserver | None = None,
     ) -> None:
         self._store = store
         self._kv = kv
@@ -58,7 +60,7 @@ class StoredKv:
         self._exports: dict[int, _Export] = {}
         self._writes: set[int] = set()
         self._imports: dict[int, _Import] = {}
-        self.prefetches: Final = PrefetchBook(store, max_operations, self._ticket)
+        self.prefetches: Final = PrefetchBook(store, max_operations, self._ticket, observer)
 
     @property
     def at_rest(self) -> bool:
@@ -146,9 +148,9 @@ class StoredKv:
         _, have = self._place(lease)
         loaded = copied and len(have) == lease.first_page
         if loaded:
-            self._kv.cache.insert(
-                lease.request.tokens, [*have, *pages], lease.first_page + len(pages)
-            )
+            owner = f"{STORE_OWNER}{lease.ticket}"
+            count = lease.first_page + len(pages)
+            self._kv.keep(owner, lease.request.tokens, [*have, *pages], count)
         self._drop(lease.ticket, array("q", pages))
         return (lease, loaded) if lease.stage == "held" else None
 
@@ -157,8 +159,7 @@ class StoredKv:
         return self._kv.cache.match(lease.request.tokens, lease.first_page * self._kv.page_size)
 
     def _drop(self, ticket: int, pages: array[int]) -> None:
-        for page in pages:
-            self._kv.pool.drop(page, f"{STORE_OWNER}{ticket}")
+        self._kv.drop(f"{STORE_OWNER}{ticket}", pages)
 
     def _matched(self, prompt: list[int]) -> int:
         return len(self._kv.cache.match(prompt, len(prompt) - 1)[1])

@@ -2,19 +2,44 @@
 
 ``header`` names the node, its charts and pools; then ``submit``, ``move``, ``lease`` and
 ``answer`` in the order in which they happened, numbered by ``seq`` without gaps; then a
-``footer`` on a clean end. No footer means truncated."""
+``footer`` on a clean end. No footer means truncated. ``docs/trace-format.md`` documents every
+field; :mod:`fsm.replay` says what does not fit.
+
+Pages are kept by double entry. Every line on which pages change hands carries ``units`` (how many
+its owner gains or gives up), ``flow`` (by how much the free and the cached ones changed) and
+``pool`` (the balance afterwards), so that a wrong number contradicts its neighbours."""
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-TRACE_VERSION: Final = 1
+TRACE_VERSION: Final = 2
+
+
+class Flow(NamedTuple):
+    """By how much two classes of pages changed; what they lost, somebody holds now."""
+
+    free: int
+    cached: int
+
+
+class Balance(NamedTuple):
+    """The page pool after a line. ``kept`` counts the pages that the prefix cache owns, alone
+    (those are ``cached``) or together with requests."""
+
+    free: int
+    cached: int
+    kept: int
+
+
+STILL: Final = Flow(0, 0)
+PAGES: Final = "pages"
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
     """First line. ``charts`` maps chart name to fingerprint, ``pools`` resource name to its
-    total."""
+    total. ``time`` is the node's clock in seconds, as in every line."""
 
     version: int
     node: str
@@ -22,9 +47,13 @@ class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
     roles: tuple[str, ...]
     charts: dict[str, str]
     pools: dict[str, int]
+    time: float
+    page_size: int
 
 
-class SubmitLine(msgspec.Struct, frozen=True, tag_field="kind", tag="submit", omit_defaults=True):
+class SubmitLine(
+    msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="submit", omit_defaults=True
+):
     """A life begins, in its chart's initial state, holding ``taken``."""
 
     time: float
@@ -38,8 +67,12 @@ class SubmitLine(msgspec.Struct, frozen=True, tag_field="kind", tag="submit", om
     max_new_tokens: int
 
 
-class MoveLine(msgspec.Struct, frozen=True, tag_field="kind", tag="move", omit_defaults=True):
-    """One transition. ``cause`` is the (node, seq) of the line that caused it, where one did."""
+class MoveLine(
+    msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="move", omit_defaults=True
+):
+    """One transition. ``cause`` is the (node, seq) of the line that caused it, where one did;
+    ``tokens`` is the output delivered so far. ``units``, ``flow`` and ``pool`` are there when it
+    takes pages."""
 
     time: float
     node: str
@@ -55,10 +88,17 @@ class MoveLine(msgspec.Struct, frozen=True, tag_field="kind", tag="move", omit_d
     dropped: tuple[str, ...] = ()
     why: str = ""
     cause: tuple[str, int] | None = None
+    tokens: int = 0
+    units: int = 0
+    flow: Flow = STILL
+    pool: Balance | None = None
 
 
-class LeaseLine(msgspec.Struct, frozen=True, tag_field="kind", tag="lease", omit_defaults=True):
-    """Pages change hands outside a move: grow, cache, evict, quarantine, release."""
+class LeaseLine(
+    msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="lease", omit_defaults=True
+):
+    """Units change hands outside a move. ``what`` is take, pin, grow, cache, evict, quarantine or
+    release; ``flow`` and ``pool`` are there for pages."""
 
     time: float
     node: str
@@ -66,10 +106,15 @@ class LeaseLine(msgspec.Struct, frozen=True, tag_field="kind", tag="lease", omit
     what: str
     owner: str
     units: int
+    flow: Flow = STILL
+    pool: Balance | None = None
+    resource: str = PAGES
 
 
-class AnswerLine(msgspec.Struct, frozen=True, tag_field="kind", tag="answer", omit_defaults=True):
-    """The one terminal answer of a life."""
+class AnswerLine(
+    msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="answer", omit_defaults=True
+):
+    """The one terminal answer of a life, right after the move that leaves its last live state."""
 
     time: float
     node: str
@@ -97,23 +142,53 @@ Sink: TypeAlias = Callable[[Line], None]
 
 class Tracer:
     """Numbers the lines of one node and hands them to a sink. Without a sink it costs one
-    comparison."""
+    comparison.
 
-    def __init__(self, node: str, clock: Callable[[], float], sink: Sink | None) -> None:
+    ``pages`` reads the balance of the page pool; a tracer without one writes no balances.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        clock: Callable[[], float],
+        sink: Sink | None,
+        pages: Callable[[], Balance] | None = None,
+    ) -> None:
         self.node: Final = node
+        self.seq = 0
+        self.cause: tuple[str, int] | None = None
+        """What the next moves follow from, until this is changed."""
         self._clock = clock
         self._sink = sink
-        self.seq = 0
+        self._pages = pages
+        self._before: Balance | None = None
 
     @property
     def active(self) -> bool:
         return self._sink is not None
 
+    @property
+    def last(self) -> tuple[str, int]:
+        """The newest line, as a ``cause`` names it."""
+        return self.node, self.seq
+
+    def watch(self, pages: Callable[[], Balance]) -> None:
+        """Read balances with ``pages`` from now on: the pool may be younger than the tracer."""
+        self._pages, self._before = pages, pages()
+
     def header(
-        self, boot_id: str, roles: tuple[str, ...], charts: dict[str, str], pools: dict[str, int]
+        self,
+        boot_id: str,
+        roles: tuple[str, ...],
+        charts: dict[str, str],
+        pools: dict[str, int],
+        page_size: int = 1,
     ) -> None:
         if self._sink is not None:
-            self._sink(Header(TRACE_VERSION, self.node, boot_id, roles, charts, pools))
+            time = round(self._clock(), 6)
+            self._sink(
+                Header(TRACE_VERSION, self.node, boot_id, roles, charts, pools, time, page_size)
+            )
 
     def submit(
         self,
@@ -141,27 +216,38 @@ class Tracer:
         taken: tuple[str, ...],
         dropped: tuple[str, ...],
         why: str,
+        tokens: int = 0,
+        units: int = 0,
     ) -> None:
-        if self._sink is not None:
-            self._sink(
-                MoveLine(
-                    *self._stamp(),
-                    life,
-                    attempt,
-                    rid,
-                    event,
-                    by,
-                    source,
-                    target,
-                    taken,
-                    dropped,
-                    why,
-                )
+        """``units`` are the pages that the move takes."""
+        if self._sink is None:
+            return
+        flow, pool = self._flow() if units else (STILL, None)
+        self._sink(
+            MoveLine(
+                *self._stamp(),
+                life,
+                attempt,
+                rid,
+                event,
+                by,
+                source,
+                target,
+                taken,
+                dropped,
+                why,
+                self.cause,
+                tokens,
+                units,
+                flow,
+                pool,
             )
+        )
 
-    def lease(self, what: str, owner: str, units: int) -> None:
+    def lease(self, what: str, owner: str, units: int, resource: str = PAGES) -> None:
         if self._sink is not None:
-            self._sink(LeaseLine(*self._stamp(), what, owner, units))
+            flow, pool = self._flow() if resource == PAGES else (STILL, None)
+            self._sink(LeaseLine(*self._stamp(), what, owner, units, flow, pool, resource))
 
     def answer(
         self, life: str, rid: str, reason: str, tokens: int, status: int | None, message: str
@@ -176,3 +262,11 @@ class Tracer:
     def _stamp(self) -> tuple[float, str, int]:
         self.seq += 1
         return round(self._clock(), 6), self.node, self.seq
+
+    def _flow(self) -> tuple[Flow, Balance | None]:
+        """What the pool has become since the line before that moved pages."""
+        before = self._before
+        if self._pages is None or before is None:
+            return STILL, None
+        self._before = now = self._pages()
+        return Flow(now.free - before.free, now.cached - before.cached), now
