@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from engine.batch import Batch, BatchItem, PageImport, RowInit, StepResult
+from engine.batching import Span
 from engine.hash_model import HashModel
 from engine.pages import Kv, Pages
+from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.sim import checks
 from engine.sim.gates import Gate
@@ -197,9 +199,9 @@ def test_nothing_is_found_in_a_sound_engine(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_page_freed_under_a_launched_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(scheduler: Scheduler, request: object) -> None:
-        if request.state in ("stopping", "retracting"):  # type: ignore[attr-defined]
-            scheduler._fire(request, "quiesce", "runner")  # type: ignore[arg-type]
+    def settle(scheduler: Scheduler, request: Request) -> None:
+        if request.state in ("stopping", "retracting"):
+            scheduler._fire(request, "quiesce", "runner")
 
     monkeypatch.setattr(Scheduler, "_settle", settle)
     assert "released by r1" in faults(monkeypatch)
@@ -232,9 +234,9 @@ def test_pages_that_are_never_given_back_are_found(monkeypatch: pytest.MonkeyPat
 def test_an_answer_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     retired = Scheduler._retired
 
-    def twice(scheduler: Scheduler, request: object) -> None:
-        retired(scheduler, request)  # type: ignore[arg-type]
-        scheduler.tracer.answer(request.life, request.rid, "abort", 0, None, "")  # type: ignore[attr-defined]
+    def twice(scheduler: Scheduler, request: Request) -> None:
+        retired(scheduler, request)
+        scheduler.tracer.answer(request.life, request.rid, "abort", 0, None, "")
 
     monkeypatch.setattr(Scheduler, "_retired", twice)
     assert "r1 is answered twice" in faults(monkeypatch)
@@ -245,14 +247,14 @@ def test_a_step_that_computes_an_answered_request_is_found(
 ) -> None:
     plan = Scheduler._plan
 
-    def stubborn(scheduler: Scheduler, runnable: list[object]) -> list[object]:
-        spans = plan(scheduler, runnable)  # type: ignore[arg-type]
+    def stubborn(scheduler: Scheduler, runnable: list[Request]) -> list[Span]:
+        spans = plan(scheduler, runnable)
         for request in scheduler.roster.lives.values():
             if request.state == "stopping" and spans:
                 first = spans[0]
                 table = scheduler._pages(request).table
                 spans.append(first._replace(request=request, row=first.row, table=table))
-        return spans  # type: ignore[return-value]
+        return spans
 
     monkeypatch.setattr(Scheduler, "_plan", stubborn)
     assert "computes r1 after its answer" in faults(monkeypatch)
