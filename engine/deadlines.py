@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from engine.request import Request
-from engine.roster import QUEUED
-from fsm.unified import UNIFIED
+from fsm.chart import Chart
 
 TimerKind: TypeAlias = Literal["prefetch", "waiting", "running", "client"]
 
@@ -24,21 +23,13 @@ class Timer:
     request: Request
     attempt: int
 
-    @property
-    def applies(self) -> bool:
-        """Whether the request still is where this deadline counts."""
-        state = self.request.state
-        if self.kind == "prefetch":
-            return state == "prefetching"
-        if self.kind == "waiting":
-            return state in QUEUED and self.request.attempt == self.attempt
-        return UNIFIED.is_live(state)
-
 
 class Deadlines:
     """Timers of one node, in seconds on its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, chart: Chart, queued: frozenset[str]) -> None:
+        self._chart = chart
+        self._queued = queued
         self._heap: list[tuple[float, int, Timer]] = []
         self._serial: int = 0
 
@@ -51,9 +42,18 @@ class Deadlines:
         """The next timer that is due and still applies, taken off the heap."""
         while self._heap and self._heap[0][0] <= now:
             timer = heapq.heappop(self._heap)[2]
-            if timer.applies:
+            if self._applies(timer):
                 return timer
         return None
+
+    def _applies(self, timer: Timer) -> bool:
+        """Whether the request still is where this deadline counts."""
+        state = timer.request.state
+        if timer.kind == "prefetch":
+            return state == "prefetching"
+        if timer.kind == "waiting":
+            return state in self._queued and timer.request.attempt == timer.attempt
+        return self._chart.is_live(state)
 
     @property
     def next(self) -> float | None:

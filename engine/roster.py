@@ -16,9 +16,6 @@ from engine.request import Request
 RECENT_LIMIT: Final = 4096
 """Finished rids remembered, so that a late abort is told "finished" and not "unknown"."""
 
-QUEUED: Final = frozenset({"prefetching", "waiting", "retracted"})
-ON_DEVICE: Final = frozenset({"prefilling", "decoding"})
-
 
 class RosterError(AssertionError):
     """An index differs from the states: a bug of ours."""
@@ -60,7 +57,9 @@ class Roster:
     """All requests of a node. ``lives`` are those not yet done, ``live`` those not yet answered,
     by rid."""
 
-    def __init__(self) -> None:
+    def __init__(self, queued: frozenset[str], on_device: frozenset[str]) -> None:
+        self._queued = queued
+        self._on_device = on_device
         self.lives: Final[dict[str, Request]] = {}
         self.live: Final[dict[str, Request]] = {}
         self.recent: Final[OrderedDict[str, Request]] = OrderedDict()
@@ -69,7 +68,7 @@ class Roster:
 
     def moved(self, request: Request, source: str, target: str) -> None:
         """``request`` went from ``source`` to ``target``."""
-        for states, index in ((QUEUED, self.queue), (ON_DEVICE, self.device)):
+        for states, index in ((self._queued, self.queue), (self._on_device, self.device)):
             if source in states and target not in states:
                 index.remove(request)
             elif target in states and source not in states:
@@ -92,8 +91,8 @@ class Roster:
         """Faults: an index that differs from the states."""
         faults = []
         for name, states, index in (
-            ("queue", QUEUED, self.queue),
-            ("device", ON_DEVICE, self.device),
+            ("queue", self._queued, self.queue),
+            ("device", self._on_device, self.device),
         ):
             expected = {r.life for r in self.lives.values() if r.state in states}
             if {r.life for r in index} != expected or len(index) != len(expected):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.deadlines import Deadlines, Timer, TimerKind
+from engine.deadlines import Deadlines, TimerKind
+from engine.scheduler import Scheduler
 from fsm.unified import UNIFIED
 from tests.support.node import Node, Shape
 from tests.support.requests import request
@@ -12,7 +13,7 @@ KINDS: tuple[TimerKind, ...] = ("prefetch", "waiting", "running", "client")
 
 
 def test_timers_come_due_in_order_of_time_then_of_setting() -> None:
-    deadlines, requests = Deadlines(), [request(str(i)) for i in range(4)]
+    deadlines, requests = Deadlines(UNIFIED, Scheduler.queued), [request(str(i)) for i in range(4)]
     for r, when in zip(requests, (3.0, 1.0, 3.0, 9.0), strict=True):
         r.state = "waiting"
         deadlines.set(when, "client", r)
@@ -35,13 +36,15 @@ def test_a_timer_applies_only_where_its_deadline_counts(kind: TimerKind, state: 
         "running": UNIFIED.is_live(state),
         "client": UNIFIED.is_live(state),
     }
-    assert Timer(kind, r, 0).applies == expected[kind]
+    deadlines = Deadlines(UNIFIED, Scheduler.queued)
+    deadlines.set(1.0, kind, r)
+    assert (deadlines.due(1.0) is not None) == expected[kind]
 
 
 def test_the_wait_for_admission_is_over_when_it_was_admitted_once() -> None:
     """A retraction does not start it anew: its time counts against the running deadline."""
     r = request()
-    deadlines = Deadlines()
+    deadlines = Deadlines(UNIFIED, Scheduler.queued)
     r.state = "waiting"
     deadlines.set(1.0, "waiting", r)
     r.state, r.attempt = "retracted", 1

@@ -6,6 +6,7 @@ import pytest
 
 from engine.request import Request
 from engine.roster import RECENT_LIMIT, Ranked, Roster, RosterError
+from engine.scheduler import Scheduler
 from fsm.unified import UNIFIED
 from tests.support.requests import request
 
@@ -58,7 +59,7 @@ def test_removing_whom_the_index_does_not_hold_is_a_bug() -> None:
 
 def test_queue_and_device_follow_every_edge_of_the_chart() -> None:
     for edge in UNIFIED.edges:
-        roster, r = Roster(), request("a")
+        roster, r = Roster(Scheduler.queued, Scheduler.on_device), request("a")
         enter(roster, r)
         if edge.source != "arrived":
             move(roster, r, edge.source)
@@ -74,7 +75,7 @@ def test_queue_and_device_follow_every_edge_of_the_chart() -> None:
 
 
 def test_a_retracted_request_returns_to_its_old_place() -> None:
-    roster = Roster()
+    roster = Roster(Scheduler.queued, Scheduler.on_device)
     requests = [request(str(i), order=i) for i in range(4)]
     for r in requests:
         enter(roster, r)
@@ -85,7 +86,7 @@ def test_a_retracted_request_returns_to_its_old_place() -> None:
 
 
 def test_the_audit_notices_an_index_that_differs() -> None:
-    roster, r = Roster(), request("a")
+    roster, r = Roster(Scheduler.queued, Scheduler.on_device), request("a")
     enter(roster, r)
     move(roster, r, "waiting")
     r.state = "decoding"
@@ -93,7 +94,7 @@ def test_the_audit_notices_an_index_that_differs() -> None:
 
 
 def test_only_accepted_requests_are_remembered_and_only_the_newest() -> None:
-    roster = Roster()
+    roster = Roster(Scheduler.queued, Scheduler.on_device)
     assert not roster.retired(request("refused"))
     for number in range(RECENT_LIMIT + 5):
         r = request(str(number))
