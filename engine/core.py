@@ -615,27 +615,36 @@ class SchedulerCore(ABC):
         self.roster.moved(request, source, target)
         if request.span is not None:
             request.span.events.append((self._clock(), target))
+        retires = self.chart.is_live(source) and not self.chart.is_live(target)
+        if self.tracer.active:
+            self._trace(request, move, by, why, request.finish if retires else None)
+        self._entered(request, source, target)
+        if retires:
+            self._retired(request)
+        if self.config.checks:
+            faults = self.audit()
+            if faults:
+                raise LifecycleBug(f"after {move.edge}: " + "; ".join(faults[:5]))
+
+    def _trace(
+        self, request: Request, move: Move, by: str, why: str, finish: Finish | None
+    ) -> None:
         self.tracer.move(
             request.life,
             request.attempt,
             request.rid,
             move.edge.event,
             by,
-            source,
-            target,
+            move.edge.source,
+            move.edge.target,
             move.takes,
             move.drops,
             why,
             request.output_len,
             request.leases["pages"].units if "pages" in move.takes else 0,
+            finish.type if finish is not None else "",
+            finish.status if finish is not None else None,
         )
-        self._entered(request, source, target)
-        if self.chart.is_live(source) and not self.chart.is_live(target):
-            self._retired(request)
-        if self.config.checks:
-            faults = self.audit()
-            if faults:
-                raise LifecycleBug(f"after {move.edge}: " + "; ".join(faults[:5]))
 
     def _retired(self, request: Request) -> None:
         finish = request.finish

@@ -72,7 +72,7 @@ class MoveLine(
 ):
     """One transition. ``cause`` is the (node, seq) of the line that caused it, where one did;
     ``tokens`` is the output delivered so far. ``units``, ``flow`` and ``pool`` are there when it
-    takes pages."""
+    takes pages, ``reason`` and ``status`` when it answers the client."""
 
     time: float
     node: str
@@ -92,6 +92,8 @@ class MoveLine(
     units: int = 0
     flow: Flow = STILL
     pool: Balance | None = None
+    reason: str = ""
+    status: int | None = None
 
 
 class LeaseLine(
@@ -218,8 +220,11 @@ class Tracer:
         why: str,
         tokens: int = 0,
         units: int = 0,
+        reason: str = "",
+        status: int | None = None,
     ) -> None:
-        """``units`` are the pages that the move takes."""
+        """``units`` are the pages that the move takes; ``reason`` and ``status`` are of the answer
+        that follows."""
         if self._sink is None:
             return
         flow, pool = self._flow() if units else (STILL, None)
@@ -241,6 +246,8 @@ class Tracer:
                 units,
                 flow,
                 pool,
+                reason,
+                status,
             )
         )
 
