@@ -61,6 +61,7 @@ from fsm.resources import Resource
 from fsm.rules import Decision, Facts, Message
 from fsm.trace import Sink, Tracer
 from transport.messages import (
+    FILL,
     Abort,
     CloseSession,
     Drain,
@@ -237,7 +238,8 @@ class SchedulerCore(ABC):
                 prompt = self._session_prompt(message)
             max_new = check_submission(message, prompt, self.limits)
             if message.session is not None:
-                self.sessions.check_turn(message.session, len(prompt) + max_new)
+                fill = message.sampling.max_new_tokens == FILL
+                max_new = self.sessions.check_turn(message.session, len(prompt), max_new, fill)
             self._check_room(len(rids))
         except Refusal as error:
             refusal = error

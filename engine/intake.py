@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from transport.messages import Finish, SamplingParams, Submit
+from transport.messages import FILL, Finish, SamplingParams, Submit
 
 MAX_STOP_TOKEN_IDS: Final = 64
 MAX_LOGIT_BIAS: Final = 1024
@@ -77,14 +77,16 @@ def check_submission(submit: Submit, prompt: list[int], limits: Limits) -> int:
     if submit.deadline_s is not None and not submit.deadline_s > 0:
         raise Refusal(f"deadline_s: {submit.deadline_s} is not positive")
     check_sampling(sampling, limits.vocab_size)
-    return min(sampling.max_new_tokens, limits.pool_tokens - len(prompt))
+    room = min(limits.context_length, limits.pool_tokens) - len(prompt)
+    return room if sampling.max_new_tokens == FILL else min(sampling.max_new_tokens, room)
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """Raise :class:`Refusal` for a sampling value out of bounds, NaN and infinities included."""
+    most = 2**31 - 1 if sampling.max_new_tokens == FILL else sampling.max_new_tokens
     ranges: tuple[tuple[str, float, float, float], ...] = (
-        ("max_new_tokens", sampling.max_new_tokens, 0, 2**31 - 1),
-        ("min_new_tokens", sampling.min_new_tokens, 0, sampling.max_new_tokens),
+        ("max_new_tokens", most, 0, 2**31 - 1),
+        ("min_new_tokens", sampling.min_new_tokens, 0, most),
         ("temperature", sampling.temperature, 0, 1e6),
         ("min_p", sampling.min_p, 0, 1),
         ("presence_penalty", sampling.presence_penalty, -2, 2),

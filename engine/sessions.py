@@ -81,19 +81,25 @@ class SessionBook:
             raise SessionError(f"session {name!r} does not exist")
         return self._sessions[name].history
 
-    def check_turn(self, name: str, length: int) -> None:
-        """A turn whose history and prompt have ``length`` tokens together may start now."""
+    def check_turn(self, name: str, prompt_len: int, max_new: int, fill: bool) -> int:
+        """How many tokens a turn with history and prompt of ``prompt_len`` tokens may generate:
+        ``max_new``, or with ``fill`` no more than the session holds.
+
+        Raises :class:`SessionError` when another turn is in flight or the session would overflow.
+        """
         session = self._sessions[name]
         if session.turn is not None:
             raise SessionError(
                 f"session {name!r} has a turn in flight ({session.turn.rid}); one at a time"
             )
+        length = prompt_len + (1 if fill else max_new)
         if length > session.capacity:
             raise SessionError(
                 f"session {name!r} holds {len(session.history)} tokens, "
                 f"this turn makes it {length}; "
                 f"its capacity is {session.capacity}"
             )
+        return min(max_new, session.capacity - prompt_len) if fill else max_new
 
     def reserve(self, request: Request) -> TurnLease:
         """Raises :class:`Exhausted` while another turn is in flight."""

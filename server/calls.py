@@ -14,10 +14,7 @@ from engine.frontend import FrontendRecord, Member, Terminal
 from server.detokenizer import OutputText
 from server.errors import ApiError, bad_value
 from server.tokenizer import Tokenizer
-from transport.messages import Finish, Hello, Output, SamplingParams
-
-SESSION_TOKENS = 128
-"""The limit of a session's turn that asks for no other."""
+from transport.messages import FILL, Finish, Hello, Output, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,7 @@ class Submission:
         asked = self.max_new_tokens
         if asked is None:
             # How much room a session's history leaves is known to the engine alone.
-            return room if self.session is None else min(room, SESSION_TOKENS)
+            return room if self.session is None else FILL
         if self.max_new_is_default:
             return min(asked, room)
         if prompt_len + asked > limits.context_length:

@@ -14,6 +14,9 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 
+FILL = -1
+"""``max_new_tokens`` of a request that may go on for as long as context, pool and session allow."""
+
 FinishType = Literal["stop", "length", "abort", "error"]
 
 
@@ -33,6 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     before temperature."""
 
     max_new_tokens: int = 128
+    """Output tokens at most, or :data:`FILL`."""
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_k: int = -1

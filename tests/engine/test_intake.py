@@ -17,7 +17,7 @@ from engine.intake import (
     check_submission,
 )
 from tests.support.node import Node, Shape
-from transport.messages import SamplingParams, Submit
+from transport.messages import FILL, SamplingParams, Submit
 
 LIMITS = Limits(vocab_size=258, context_length=64, pool_tokens=48)
 NAN, INF = math.nan, math.inf
@@ -41,7 +41,7 @@ def verdict(message: Submit) -> int | str:
 @pytest.mark.parametrize(
     ("field", "bad", "good"),
     [
-        ("max_new_tokens", [-1, 2**31], [0, 8]),
+        ("max_new_tokens", [-2, 2**31], [0, 8, FILL]),
         ("min_new_tokens", [-1, 9], [0, 8]),
         ("temperature", [-0.1, NAN, INF, -INF], [0.0, 1e-9, 2.0]),
         ("top_p", [0.0, -0.1, 1.01, NAN, INF], [1e-9, 1.0]),
@@ -108,6 +108,11 @@ def test_a_request_that_fits_the_context_but_not_the_pool_is_shortened() -> None
     """B121: it ends with ``length`` when the pool is full."""
     assert verdict(submit([1] * 44, {"max_new_tokens": 20})) == 4
     assert verdict(submit([1] * 44, {"max_new_tokens": 3})) == 3
+
+
+def test_a_request_without_a_limit_fills_what_there_is() -> None:
+    assert verdict(submit([1] * 40, {"max_new_tokens": FILL, "min_new_tokens": 5})) == 8
+    assert verdict(submit([1] * 47, {"max_new_tokens": FILL})) == 1
 
 
 def test_prompt_and_output_together_fit_the_context() -> None:

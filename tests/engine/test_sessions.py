@@ -57,7 +57,7 @@ def test_any_other_end_leaves_the_history_as_it_was(finish: Finish | None) -> No
     second.release()
     assert history(book) == [1, 2, 3]
     assert book.pool.counts().at_rest
-    book.check_turn("s", 10)
+    book.check_turn("s", 10, 0, fill=False)
 
 
 def test_one_turn_at_a_time() -> None:
@@ -65,19 +65,19 @@ def test_one_turn_at_a_time() -> None:
     lease = turn(book, "a", [1])
     assert book.as_dict()["s"]["in_flight"] == "a"
     with pytest.raises(SessionError, match="turn in flight"):
-        book.check_turn("s", 1)
+        book.check_turn("s", 1, 0, fill=False)
     with pytest.raises(Exhausted):
         book.reserve(request("b", [1], session="s"))
     lease.release()
-    book.check_turn("s", 1)
+    book.check_turn("s", 1, 0, fill=False)
 
 
 def test_a_turn_beyond_the_capacity_is_refused_and_changes_nothing() -> None:
     """B112."""
     book = book_with("s", capacity=4)
-    book.check_turn("s", 4)
+    book.check_turn("s", 4, 0, fill=False)
     with pytest.raises(SessionError, match="capacity is 4"):
-        book.check_turn("s", 5)
+        book.check_turn("s", 5, 0, fill=False)
     assert history(book) == []
 
 
@@ -226,3 +226,13 @@ def test_an_idle_session_is_closed_by_the_clock() -> None:
     node.now += 1.0
     node.turn()
     assert "s" not in node.scheduler.sessions
+
+
+def test_a_turn_without_a_limit_fills_its_session_and_no_more() -> None:
+    """Goal: what the server cannot know, how much room a history leaves, the engine fills in."""
+    book = SessionBook(4)
+    book.open("s", capacity=20, timeout_s=None)
+    assert book.check_turn("s", 12, 500, fill=True) == 8
+    assert book.check_turn("s", 12, 3, fill=True) == 3  # the pool or the context is smaller
+    with pytest.raises(SessionError, match="makes it 21; its capacity is 20"):
+        book.check_turn("s", 20, 500, fill=True)
