@@ -5,6 +5,7 @@
 #   make test         what CI runs (ARGS="-k draw" for less)
 #   make check        lint, format, types
 #   make soak         64 streams with random aborts for two minutes (ARGS="--seconds 600")
+#   make bench        figures over HTTP, beside transformers (ARGS="--dtype int4")
 #   make charts       docs/statecharts from the charts in fsm/ (needs Graphviz: the program `dot`)
 #   make clean        remove .venv/ and caches
 #
@@ -26,7 +27,7 @@ export no_proxy := $(NO_PROXY)
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help serve test check soak charts clean
+.PHONY: help serve test check bench soak charts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -45,6 +46,9 @@ check: .venv/dev.stamp
 
 soak: .venv/dev.stamp
 	@$(BIN)/python -m tests.support.soak $(ARGS)
+
+bench: .venv/dev.stamp
+	@$(BIN)/python -m benchmarks.serving --peer $(ARGS)
 
 charts: .venv/dev.stamp
 	@$(BIN)/python -m fsm.draw docs/statecharts
