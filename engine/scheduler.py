@@ -137,8 +137,9 @@ class Scheduler(SchedulerCore):
             admitted.append(candidates[life])
         for life in admission.passed:
             candidates[life].overtaken += 1
-        if not admission.admit and self.roster.queue:
-            self._displace(self.roster.queue.first(1)[0])
+        head = self.roster.queue.first(1)
+        if head and not admission.admit and self._displace(head[0]):
+            return self._admit()  # nothing would wake the loop for the room that was made
         return admitted
 
     def _candidate(self, request: Request) -> Candidate:
@@ -181,12 +182,14 @@ class Scheduler(SchedulerCore):
         self._fire(request, event, "scheduler", "", leases)
         return True
 
-    def _displace(self, head: Request) -> None:
-        """A waiting request of higher priority pushes out lower ones, if that makes it fit."""
+    def _displace(self, head: Request) -> bool:
+        """A waiting request of higher priority pushes out lower ones, if that makes it fit.
+
+        Returns whether somebody left at once, because no launched step contained it."""
         if head.state == "prefetching" or head.withheld:
-            return
+            return False
         if not any(r.priority < head.priority for r in self.roster.device):
-            return
+            return False
         candidate = self._candidate(head)
         holders = [
             Holder(r.life, r.priority, self.kv.exclusive(self._pages(r)))
@@ -194,5 +197,9 @@ class Scheduler(SchedulerCore):
         ]
         missing = candidate.pages - self.kv.available - self._pages_coming()
         rows = 1 - self.rows.free - len(self._leaving())
-        for life in displace(head.priority, missing, rows, holders):
-            self._retract(self.roster.lives[life], f"displaced by {head.rid}")
+        victims = [
+            self.roster.lives[life] for life in displace(head.priority, missing, rows, holders)
+        ]
+        for victim in victims:
+            self._retract(victim, f"displaced by {head.rid}")
+        return any(victim.state == "retracted" for victim in victims)

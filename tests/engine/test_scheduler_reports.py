@@ -327,6 +327,19 @@ def test_displacement_waits_for_a_row_that_is_coming() -> None:
     complete_all(node, first, second, high)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_room_that_a_displacement_makes_is_used_at_once(depth: int) -> None:
+    """The victim is in no launched step, so nothing would come back and wake the loop."""
+    node = Node(Shape(rows=1, depth=1 if depth == 1 else 2))
+    low = node.ask("low", [1] * 5, 30)
+    node.until_tokens(low, 5)
+    while node.commit():
+        pass
+    high = node.ask("high", [3] * 5, 5, priority=5)
+    assert [batch.items[0].life for batch in node.launch()][:1] == [node.request("high").life]
+    complete_all(node, low, high)
+
+
 def test_b06_a_live_rid_again_is_refused_and_free_again_when_it_ended() -> None:
     node = Node()
     first = node.ask("x", [1, 2], 12, logprobs=True)

@@ -101,6 +101,15 @@ def check_turn(node: Node) -> None:
         raise Broken("one terminal", f"answers owed differ for {sorted(owed)}")
 
 
+def check_awake(node: Node) -> None:
+    """A loop sleeps until something comes back: whoever is live has work on the way, or his load."""
+    if node.runner.work:
+        return
+    asleep = [r.rid for r in node.scheduler.roster.live.values() if r.state != "prefetching"]
+    if asleep:
+        raise Broken("progress", f"nobody would wake the loop for {asleep}: {node.describe()}")
+
+
 def check_tables(node: Node) -> None:
     """No page lies in two tables unless the cache shares it, and none twice in one."""
     pool = node.scheduler.kv.pool

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from msgspec import structs
+
 from engine.batch import Batch, PageExport, PageImport, PagesDone, StepResult
 from engine.config import EngineConfig
 from engine.hash_model import HashModel
@@ -183,7 +185,10 @@ class Node:
                 client.receive(output)
             return [client]
         rids = [f"{message.rid}#{i}" for i in range(message.n)] if message.n > 1 else [message.rid]
-        out = [Client(rid, list(prompt), message.sampling, message.session) for rid in rids]
+        out = []
+        for number, rid in enumerate(rids):  # members are different samples
+            sampling = structs.replace(message.sampling, seed=message.sampling.seed + number)
+            out.append(Client(rid, list(prompt), sampling, message.session))
         for client in out:
             self.clients.append(client)
             self.open[client.rid] = client
@@ -266,6 +271,8 @@ class Node:
         self.launch()
         self.flush()
         checkers.check_turn(self)
+        if self.launching:
+            checkers.check_awake(self)
 
     def launch(self) -> list[Batch]:
         """Launch while a step may be launched."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from engine.hash_model import BYTES, EOS, VOCAB_SIZE, mix
-from transport.messages import SamplingParams, TopLogprobs
+from transport.messages import FILL, SamplingParams, TopLogprobs
 
 MASK = (1 << 64) - 1
 
@@ -55,9 +55,10 @@ def golden(
 ) -> Golden:
     """The output of ``prompt``; a pool of ``pool_tokens`` bounds its length (B121)."""
     eos = EOS if sampling.eos_at >= 0 else None
+    room = pool_tokens - len(prompt)
     return _golden(
         tuple(prompt),
-        min(sampling.max_new_tokens, pool_tokens - len(prompt)),
+        room if sampling.max_new_tokens == FILL else min(sampling.max_new_tokens, room),
         sampling.min_new_tokens,
         sampling.seed if sampling.temperature >= 1e-6 else None,
         sampling.eos_at,
