@@ -15,7 +15,10 @@ slot, receiver and room until the wire is quiet (invariant 4). Draining pages ar
 *quarantined*.
 
 Memory pressure and pauses take different ways out. ``retracting`` waits for launched steps *and*
-for the copy of its KV to host memory; ``retracted`` resumes from that copy. A pause that drops KV
+for the copy of its KV to host memory; ``retracted`` resumes from that copy, through ``restoring``.
+A copy that has been launched cannot be recalled: it touches host pages as a step touches pages of
+the device. So an end while one is under way leads to ``cancelling``, which keeps both, and a pause
+waits until the copy is made, or restored, and drops it then. A pause that drops KV
 (``retract`` mode, before a change of weights) goes through ``holding`` to ``held``, which has
 nothing but its tokens; ``rebuild`` opens a fresh room, and the same life is met, granted and
 received once more, one attempt later. KV that lands after a change of weights was computed under
@@ -72,6 +75,13 @@ DECODE: Final = Chart(
             "retracted", "retracted", "live", ("host_pages", *QUEUED), "its KV is in host memory"
         ),
         State(
+            "restoring",
+            "retracted",
+            "live",
+            (*ON_DEVICE, "host_pages", *QUEUED),
+            "readmitted; its KV is being copied back from host memory",
+        ),
+        State(
             "holding",
             "held",
             "live",
@@ -84,7 +94,14 @@ DECODE: Final = Chart(
             "retired",
             "stopping",
             ON_DEVICE,
-            "answered; a launched step or a copy may still touch its pages",
+            "answered; a launched step may still touch its pages",
+        ),
+        State(
+            "cancelling",
+            "retired",
+            "stopping",
+            (*ON_DEVICE, "host_pages"),
+            "answered; a launched step or a copy may still touch its pages, on device and host",
         ),
         State(
             "draining",
@@ -197,18 +214,21 @@ DECODE: Final = Chart(
             pages="backup",
         ),
         Edge(
-            "finish", "retracting", "stopping", ("runner", "server"), "the late token was its last"
+            "finish",
+            "retracting",
+            "cancelling",
+            ("runner", "server"),
+            "the late token was its last",
         ),
-        Edge("abort", "retracting", "stopping", ("client",), "aborted or disconnected"),
-        Edge("expire", "retracting", "stopping", ("clock",), "a deadline passed"),
-        Edge("fail", "retracting", "stopping", ("runner",), "its last step or the copy failed"),
-        Edge("hold", "retracting", "holding", ("scheduler",), "paused: the copy would be outdated"),
+        Edge("abort", "retracting", "cancelling", ("client",), "aborted or disconnected"),
+        Edge("expire", "retracting", "cancelling", ("clock",), "a deadline passed"),
+        Edge("fail", "retracting", "cancelling", ("runner",), "its last step or the copy failed"),
         Edge(
             "readmit",
             "retracted",
-            "decoding",
+            "restoring",
             ("scheduler",),
-            "there is room: restored from the host",
+            "there is room: to be restored from the host",
         ),
         Edge("hold", "retracted", "held", ("scheduler",), "paused: the copy will be outdated"),
         Edge(
@@ -220,6 +240,23 @@ DECODE: Final = Chart(
         ),
         Edge("abort", "retracted", "done", ("client",), "aborted or disconnected"),
         Edge("expire", "retracted", "done", ("clock",), "a deadline passed"),
+        Edge(
+            "restored",
+            "restoring",
+            "decoding",
+            ("runner", "scheduler"),
+            "the copy is back: it computes again",
+        ),
+        Edge(
+            "finish",
+            "restoring",
+            "cancelling",
+            ("server",),
+            "a stop string was found in what it had sent",
+        ),
+        Edge("abort", "restoring", "cancelling", ("client",), "aborted or disconnected"),
+        Edge("expire", "restoring", "cancelling", ("clock",), "a deadline passed"),
+        Edge("fail", "restoring", "cancelling", ("runner",), "the copy failed"),
         Edge(
             "quiesce",
             "holding",
@@ -248,6 +285,14 @@ DECODE: Final = Chart(
             "done",
             ("runner", "scheduler"),
             "no launched step contains it any more",
+            pages="discard",
+        ),
+        Edge(
+            "quiesce",
+            "cancelling",
+            "done",
+            ("runner", "scheduler"),
+            "no launched step and no copy contains it any more",
             pages="discard",
         ),
         Edge("silence", "draining", "done", ("wire", "peer"), "the wire is quiet", pages="discard"),

@@ -20,6 +20,7 @@ DECODE_MESSAGES: Final[tuple[Message, ...]] = (
     "peer_abort",
     "peer_reject",
     "peer_gone",
+    "peer_missed",
     "wire_failed",
     "wire_quiet",
 )
@@ -27,8 +28,10 @@ DECODE_MESSAGES: Final[tuple[Message, ...]] = (
 BEFORE: Final = ("meeting", "waiting")
 TRANSFER: Final = ("meeting", "waiting", "receiving")
 ON_DEVICE: Final = ("decoding", "retracting", "holding")
-AWAY: Final = ("retracted", "held")
-ANSWERED: Final = ("stopping", "draining", "done")
+AWAY: Final = ("retracted", "restoring", "held")
+"""Handed over, and no step contains it; while ``restoring``, a copy does."""
+STOPPING: Final = ("stopping", "cancelling")
+ANSWERED: Final = (*STOPPING, "draining", "done")
 ALL: Final = ("arrived", *TRANSFER, *ON_DEVICE, *AWAY, *ANSWERED)
 RESULTS: Final[tuple[Message, ...]] = (
     "token_committed",
@@ -70,19 +73,19 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
         stale=False,
     ),
     Rule(
-        ON_DEVICE,
+        (*ON_DEVICE, "restoring"),
         "step_failed",
         Decision("fire", "fail", "runner"),
-        "a step or the copy to the host failed: a clear error",
+        "a step, or a copy to or from the host, failed: a clear error",
         stale=False,
     ),
     *(
-        Rule(("stopping", "done"), message, DROP, "late: launched before its end", stale=False)
+        Rule((*STOPPING, "done"), message, DROP, "late: launched before its end", stale=False)
         for message in RESULTS
     ),
     *(
         Rule(
-            ("arrived", *TRANSFER, *AWAY, "draining"),
+            ("arrived", *TRANSFER, "retracted", "held", "draining"),
             message,
             REFUSE,
             "no step contains it",
@@ -90,27 +93,51 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
         )
         for message in RESULTS
     ),
+    *(
+        Rule(("restoring",), message, REFUSE, "only a copy contains it", stale=False)
+        for message in RESULTS
+        if message != "step_failed"
+    ),
     *(Rule(ALL, message, DROP, "of an earlier attempt", stale=True) for message in RESULTS),
     Rule(
-        ("retracting", "holding", "stopping"),
+        ("retracting", "holding", *STOPPING),
         "quiet",
         Decision("fire", "quiesce", "runner"),
         "no step and no copy can touch its pages any more",
         launched=False,
     ),
-    Rule(("decoding",), "quiet", KEEP, "between two steps", launched=False),
-    Rule((*ON_DEVICE, "stopping"), "quiet", REFUSE, "a step or a copy contains it", launched=True),
     Rule(
-        ("arrived", *TRANSFER, *AWAY, "draining", "done"),
+        ("restoring",),
+        "quiet",
+        Decision("fire", "restored", "runner"),
+        "the copy from the host is made",
+        launched=False,
+    ),
+    Rule(("decoding",), "quiet", KEEP, "between two steps", launched=False),
+    Rule(
+        (*ON_DEVICE, "restoring", *STOPPING),
+        "quiet",
+        REFUSE,
+        "a step or a copy contains it",
+        launched=True,
+    ),
+    Rule(
+        ("arrived", *TRANSFER, "retracted", "held", "draining", "done"),
         "quiet",
         DROP,
         "it holds nothing that a step could touch",
     ),
     Rule(
-        ("decoding", "retracting", "retracted"),
+        ("decoding", "retracted"),
         "paused",
         Decision("fire", "hold", "scheduler"),
         "its KV, on the device or on the host, is dropped; its tokens are kept",
+    ),
+    Rule(
+        ("retracting", "restoring"),
+        "paused",
+        KEEP,
+        "a copy under way cannot be recalled; it is held as soon as the copy is made",
     ),
     Rule(
         ("arrived", *TRANSFER, "holding", "held", *ANSWERED),
@@ -125,7 +152,7 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
         "a fresh room, and prefill is asked to recompute prompt and output",
     ),
     Rule(
-        ("arrived", *TRANSFER, *ON_DEVICE, "retracted", *ANSWERED),
+        ("arrived", *TRANSFER, *ON_DEVICE, "retracted", "restoring", *ANSWERED),
         "continued",
         KEEP,
         "nothing to rebuild (one that is still holding is rebuilt when it is held)",
@@ -157,7 +184,7 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
         "all written means that nothing more will be",
     ),
     Rule(
-        ("meeting", "waiting", *ON_DEVICE, *AWAY, "stopping", "done"),
+        ("meeting", "waiting", *ON_DEVICE, *AWAY, *STOPPING, "done"),
         "peer_done",
         DROP,
         "duplicate, or of a room that is over",
@@ -192,8 +219,26 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
         "a process that is gone writes no more",
     ),
     Rule(
-        ("arrived", *ON_DEVICE, *AWAY, "stopping", "done"),
+        ("arrived", *ON_DEVICE, *AWAY, *STOPPING, "done"),
         "peer_gone",
+        KEEP,
+        "what has landed goes on without its prefill",
+    ),
+    Rule(
+        TRANSFER,
+        "peer_missed",
+        Decision("fire", "lost", "peer"),
+        "frozen, or cut off: its client is not kept waiting",
+    ),
+    Rule(
+        ("draining",),
+        "peer_missed",
+        KEEP,
+        "no proof: a frozen process may wake up and go on writing (invariant 4)",
+    ),
+    Rule(
+        ("arrived", *ON_DEVICE, *AWAY, *STOPPING, "done"),
+        "peer_missed",
         KEEP,
         "what has landed goes on without its prefill",
     ),

@@ -18,6 +18,7 @@ PREFILL_MESSAGES: Final[tuple[Message, ...]] = (
     "peer_abort",
     "peer_reject",
     "peer_gone",
+    "peer_missed",
     "wire_failed",
     "wire_quiet",
 )
@@ -102,7 +103,8 @@ PREFILL_RULES: Final[tuple[Rule, ...]] = (
         Decision("fire", "abort", "peer"),
         "decode gave up: its reason is ours (B53)",
     ),
-    Rule(ANSWERED, "peer_abort", DROP, "it has already ended"),
+    Rule(("stopping", "draining"), "peer_abort", DROP, "it has already ended; quiet follows"),
+    Rule(("done",), "peer_abort", FINISHED, "nothing is outstanding: the peer may free its pages"),
     Rule(("arrived",), "peer_abort", REFUSE, "a life has no room before it is accepted"),
     Rule(
         (*BEFORE, *SENDING),
@@ -119,6 +121,13 @@ PREFILL_RULES: Final[tuple[Rule, ...]] = (
         "closed socket, missed heartbeats, or a room that the peer does not know",
     ),
     Rule(("arrived", *ANSWERED), "peer_gone", DROP, "our own wire says when it is quiet"),
+    Rule(
+        (*BEFORE, *SENDING),
+        "peer_missed",
+        Decision("fire", "lost", "peer"),
+        "frozen, or cut off: it is told when it comes back",
+    ),
+    Rule(("arrived", *ANSWERED), "peer_missed", DROP, "our own wire says when it is quiet"),
     Rule(SENDING, "wire_failed", Decision("fire", "lost", "wire"), "a write failed"),
     Rule(("stopping", "draining", "done"), "wire_failed", DROP, "it has already ended"),
     Rule(("arrived", *BEFORE), "wire_failed", REFUSE, "nothing was written yet"),

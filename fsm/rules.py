@@ -45,7 +45,8 @@ Message: TypeAlias = Literal[
     "peer_landed",  # decode has everything (to prefill)
     "peer_abort",  # the peer's life has ended before the hand-over
     "peer_reject",  # the peer refused the request at its door
-    "peer_gone",  # the peer's process is gone, or does not know the room
+    "peer_gone",  # the peer's process is gone, or does not know the room: it writes no more
+    "peer_missed",  # the peer's heartbeats are missing; it may be frozen, and come back
     "wire_failed",  # a write failed, or was fenced
     "wire_quiet",  # the wire will not touch this request's pages any more
 ]
