@@ -1,0 +1,152 @@
+"""Lives in a replay, and the moves that are legal for them.
+
+The moves come from the table that :class:`fsm.driver.DictDriver` drives by, expanded once for each
+kit: a trace of a million lines has a dozen kits."""
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias, get_args
+
+from fsm.chart import Chart
+from fsm.replay_pages import Account
+from fsm.resources import Resource
+
+KNOWN: Final[frozenset[str]] = frozenset(get_args(Resource))
+
+
+class Step:
+    """One legal move of requests with one kit."""
+
+    __slots__ = (
+        "by",
+        "computing",
+        "counts",
+        "dropped",
+        "drops_pages",
+        "ends",
+        "event",
+        "first",
+        "here",
+        "new_attempt",
+        "prefilling",
+        "retires",
+        "source",
+        "taken",
+        "takes_pages",
+        "target",
+    )
+
+    def __init__(self, chart: Chart, state: str, event: str, kit: frozenset[Resource]) -> None:
+        move = chart.move(state, event, kit)
+        assert move is not None, (state, event)
+        edge = move.edge
+        live = chart.is_live(edge.source)
+        self.event: Final = event
+        self.source: Final = edge.source
+        self.target: Final = edge.target
+        self.by: Final[tuple[str, ...]] = edge.by
+        self.taken: Final[tuple[str, ...]] = move.takes
+        self.dropped: Final[tuple[str, ...]] = move.drops
+        self.takes_pages: Final = "pages" in move.takes
+        self.drops_pages: Final = "pages" in move.drops
+        self.counts: Final = tuple((r, 1) for r in move.takes if r != "pages") + tuple(
+            (r, -1) for r in move.drops if r != "pages"
+        )
+        self.first: Final = edge.source == chart.initial
+        self.retires: Final = live and not chart.is_live(edge.target)
+        self.ends: Final = chart.state(edge.target).kind == "done"
+        self.computing: Final = live and "rows" in chart.holds[edge.source]
+        """Tokens may have come since the last move."""
+        self.prefilling: Final = chart.phase(edge.source) == "prefilling"
+        self.new_attempt: Final = self.drops_pages and chart.is_live(edge.target)
+        """What it computed is gone, and it will compute again."""
+        self.here: Steps = {}
+        """What is legal after it."""
+
+
+Steps: TypeAlias = dict[str, Step]
+"""Legal moves in one state, by event."""
+
+
+class Tables:
+    """The legal moves of one chart, for every kit that occurs."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart: Final = chart
+        self._known: dict[tuple[str, ...], Mapping[str, Steps]] = {}
+
+    def steps(self, kit: tuple[str, ...]) -> Mapping[str, Steps]:
+        """State → event → move. Resources that nobody knows count for nothing."""
+        table = self._known.get(kit)
+        if table is None:
+            needs: frozenset[Resource] = frozenset(
+                r for state in self.chart.states for r in state.holds if r in kit
+            )
+            table = {
+                state: {
+                    event: Step(self.chart, state, event, needs)
+                    for event in self.chart.events
+                    if (state, event) in self.chart.table
+                }
+                for state in self.chart.by_name
+            }
+            for steps in table.values():
+                for step in steps.values():
+                    step.here = table[step.target]
+            self._known[kit] = table
+        return table
+
+    def holds(self, state: str, kit: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(r for r in self.chart.state(state).holds if r in kit)
+
+
+class Life:
+    """What a replay remembers of a request until it is done."""
+
+    __slots__ = (
+        "account",
+        "answered",
+        "attempt",
+        "here",
+        "kit",
+        "life",
+        "line",
+        "max_new_tokens",
+        "prompt_tokens",
+        "rid",
+        "seq",
+        "stage",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        life: str,
+        rid: str,
+        kit: tuple[str, ...],
+        stage: str,
+        here: Steps,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        line: int,
+        seq: int,
+    ) -> None:
+        self.life: Final = life
+        self.rid: Final = rid
+        self.kit: Final = kit
+        self.stage = stage
+        """The state it is in. (Only a driver writes the ``state`` of a request.)"""
+        self.here = here
+        self.prompt_tokens: Final = prompt_tokens
+        self.max_new_tokens: Final = max_new_tokens
+        self.line = line
+        """Where it moved last: the line of the file."""
+        self.seq: Final = seq
+        self.attempt = 0
+        self.tokens = 0
+        self.answered = False
+        self.account: Account | None = None
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and delivered output: what has to be computed after an admission."""
+        return self.prompt_tokens + self.tokens
