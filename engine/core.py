@@ -53,7 +53,7 @@ from engine.sessions import SessionBook, SessionError
 from engine.spans import SpanBook
 from engine.store import PageStore
 from engine.stored import StoredKv
-from fsm.chart import Actor, Chart, Move
+from fsm.chart import Actor, Chart, Edge, Move
 from fsm.decide import decide
 from fsm.driver import Driver, Subject
 from fsm.ledger import Lease, Ledger, Pool, SlotLease, SlotPool
@@ -190,6 +190,7 @@ class SchedulerCore(ABC):
         self._in_flight: deque[tuple[Batch, tuple[Request, ...]]] = deque()
         self._rows_taken: list[RowInit] = []
         self._replies: list[FromEngine] = []
+        self._cause: Message | None = None
         self._lives_minted = 0
         self._steps = 0
         self.tracer.header(
@@ -219,8 +220,9 @@ class SchedulerCore(ABC):
         """Requests whose next span may be computed now; admissions and victims are settled here."""
 
     @abstractmethod
-    def _entered(self, request: Request, source: str, target: str) -> None:
-        """Bookkeeping of the role after a move, before the answer is accounted for."""
+    def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
+        """Bookkeeping of the role after a move, before the answer is accounted for. ``cause`` is
+        the message that was decided; None for intake and policy."""
 
     # --- what arrives ---
 
@@ -287,7 +289,7 @@ class SchedulerCore(ABC):
         decision = self._decide(request, "stop_matched", Facts(launched=request.in_steps > 0))
         if decision.effect == "fire":
             del request.tokens[request.prompt_len + message.tokens :]
-            self._apply(request, decision, finish)
+            self._apply(request, "stop_matched", decision, finish)
 
     def open_session(self, message: OpenSession) -> None:
         self.sessions.now = self._now()
@@ -583,15 +585,17 @@ class SchedulerCore(ABC):
     def _deliver(self, request: Request, message: Message, finish: Finish | None = None) -> None:
         """Something arrived for a request: decide, and apply."""
         decision = self._decide(request, message, Facts(launched=request.in_steps > 0))
-        self._apply(request, decision, finish)
+        self._apply(request, message, decision, finish)
 
-    def _apply(self, request: Request, decision: Decision, finish: Finish | None) -> None:
+    def _apply(
+        self, request: Request, message: Message, decision: Decision, finish: Finish | None
+    ) -> None:
         if decision.effect != "fire" or decision.event is None:
             return
-        target = self.chart.table[request.state, decision.event].target
-        if not self.chart.is_live(target) and request.finish is None:
+        if "frontend_records" in self.driver.move(request, decision.event).drops:
             request.finish = finish
-        self._fire(request, decision.event, decision.by, finish.message if finish else "")
+        why = finish.message if finish else ""
+        self._fire(request, decision.event, decision.by, why, cause=message)
         self._settle(request)
 
     def _settle(self, request: Request) -> None:
@@ -606,8 +610,10 @@ class SchedulerCore(ABC):
         by: Actor,
         why: str = "",
         leases: dict[Resource, Lease] | None = None,
+        cause: Message | None = None,
     ) -> None:
         self.spans.now = self.sessions.now = self._clock()
+        self._cause = cause
         self.driver.fire(request, event, by, why, leases or {})
 
     def _moved(self, subject: Subject, move: Move, by: str, why: str) -> None:
@@ -617,11 +623,13 @@ class SchedulerCore(ABC):
         self.roster.moved(request, source, target)
         if request.span is not None:
             request.span.events.append((self._clock(), target))
-        retires = self.chart.is_live(source) and not self.chart.is_live(target)
+        answers = "frontend_records" in move.drops
         if self.tracer.active:
-            self._trace(request, move, by, why, request.finish if retires else None)
-        self._entered(request, source, target)
-        if retires:
+            self._trace(request, move, by, why, request.finish if answers else None)
+        self._after(request, move.edge, self._cause)
+        if answers:
+            self._answered(request)
+        if self.chart.is_live(source) and not self.chart.is_live(target):
             self._retired(request)
         if self.config.checks:
             faults = self.audit()
@@ -648,18 +656,13 @@ class SchedulerCore(ABC):
             finish.status if finish is not None else None,
         )
 
-    def _retired(self, request: Request) -> None:
+    def _answered(self, request: Request) -> None:
         finish = request.finish
         if finish is None:
-            raise LifecycleBug(f"{request.rid} retired without a reason")
+            raise LifecycleBug(f"{request.rid} was answered without a reason")
         if request.span is not None:
             request.span.status = finish.message or finish.type
             request.span.attributes["gen_ai.usage.output_tokens"] = request.output_len
-        if self.roster.retired(request):
-            if finish.type == "abort":
-                self.stats.aborted += 1
-            else:
-                self.stats.finished += 1
         self.tracer.answer(
             request.life,
             request.rid,
@@ -668,6 +671,13 @@ class SchedulerCore(ABC):
             finish.status,
             finish.message,
         )
+
+    def _retired(self, request: Request) -> None:
+        if self.roster.retired(request):
+            if request.finish is not None and request.finish.type == "abort":
+                self.stats.aborted += 1
+            else:
+                self.stats.finished += 1
 
     # --- planning a step ---
 
@@ -718,12 +728,12 @@ class SchedulerCore(ABC):
             self.outbox.token(request, sampled)
         if decision.event == "prefilled":
             self._prompt_committed(request)
-        self._apply(request, decision, finish)
+        self._apply(request, message, decision, finish)
 
     def _commit_failure(self, item: BatchItem, request: Request, error: str) -> None:
         facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
         decision = self._decide(request, "step_failed", facts)
-        self._apply(request, decision, endings.failed(error))
+        self._apply(request, "step_failed", decision, endings.failed(error))
 
     def _prompt_committed(self, request: Request) -> None:
         lock = request.leases["prefix_locks"]

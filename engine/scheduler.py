@@ -8,9 +8,10 @@ from engine.batch import RowInit
 from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore, Stats
 from engine.policy import Candidate, Holder, Need, admit, allot, displace
 from engine.request import Request
-from fsm.chart import Chart
+from fsm.chart import Chart, Edge
 from fsm.ledger import Exhausted, Lease
 from fsm.resources import Resource
+from fsm.rules import Message
 from fsm.unified import BASE_KIT, UNIFIED
 
 __all__ = ["LifecycleBug", "ModelFacts", "Runner", "Scheduler", "Stats"]
@@ -42,10 +43,13 @@ class Scheduler(SchedulerCore):
 
     def _runnable(self) -> list[Request]:
         runnable = self._make_room()
-        return runnable + self._admit()
+        admitted = self._admit()
+        # Who was displaced and admitted again in this very turn is in both.
+        again = {request.life for request in admitted}
+        return [request for request in runnable if request.life not in again] + admitted
 
-    def _entered(self, request: Request, source: str, target: str) -> None:
-        if target == "retracted":
+    def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
+        if edge.target == "retracted":
             request.attempt += 1
             request.retractions += 1
             request.launched = request.committed = 0
