@@ -14,7 +14,7 @@ queries. Query heads that share a key/value head are folded into the query dimen
 values are never repeated.
 
 - Decodes (tile 1) are grouped by context length, so that one long context does not pad all others
-  to its length.
+  to its length, and so few at a time that what is gathered stays in cache until it is used.
 - A prompt chunk is cut into tiles of up to 256 queries, which skips the keys that causality hides
   from each.
 
@@ -42,6 +42,7 @@ CHUNK_TILE = 256
 EXACT_TILE = 4
 EXACT_KEYS = 512
 GROUP_COST = 2048
+GROUP_BYTES = 1_500_000
 
 
 class AttentionUnavailable(Exception):  # noqa: N818  # names a state of this machine, not a fault
@@ -104,13 +105,11 @@ class _Group:
     tile: int
     tables: int
     """Page tables: one for each row, or a single one that all rows share."""
-    queries: Tensor | None
-    """``int64[rows * tile]``: the token of each query, the last one repeated where a row does not
-    fill its tile. None if that is every token of the step, in order."""
+    queries: Tensor | slice
+    """Which of the step's tokens these are, ``int64[rows * tile]``; a row that does not fill its
+    tile repeats its last query."""
     kept: Tensor | None
     """``int64[n]``: which of ``queries`` are no such fillers; None if all."""
-    tokens: Tensor
-    """``int64[n]``: where the results of the kept ones go."""
     pages: Tensor
     """``int64[tables * n]``: the page tables, one after another."""
     keys: int
@@ -128,15 +127,26 @@ class TorchAttention:
         self._num_heads = num_heads
         self._heads_per_kv = num_heads // kv.layout.num_kv_heads
         self._exact = exact
+        layout = kv.layout
+        key_bytes = 2 * layout.num_kv_heads * layout.head_dim * layout.dtype.itemsize
+        self._group_keys = GROUP_BYTES // key_bytes
         self._groups: list[_Group] = []
+        self._order: Tensor | None = None
 
     def plan(self, index: PagedIndex) -> None:
         items = range(len(index.kv_last_page_len))
         decodes = [item for item in items if index.new_tokens(item) == 1]
+        contexts = [index.context(item) for item in decodes]
         groups = []
-        for part in group_by_context(decodes, [index.context(item) for item in decodes]):
-            tile = EXACT_TILE if self._exact else 1
-            groups.append(self._group(index, [_Row(item, 0, 1) for item in part], tile))
+        tokens: list[Tensor] = []
+
+        def add(rows: Sequence[_Row], tile: int) -> None:
+            group, covered = self._group(index, rows, tile)
+            groups.append(group)
+            tokens.append(covered)
+
+        for part in group_by_context(decodes, contexts, self._group_keys):
+            add([_Row(item, 0, 1) for item in part], EXACT_TILE if self._exact else 1)
         for item in items:
             count = index.new_tokens(item)
             if count == 1:
@@ -144,23 +154,27 @@ class TorchAttention:
             tile = EXACT_TILE if self._exact else min(CHUNK_TILE, count)
             rows = [_Row(item, first, min(tile, count - first)) for first in range(0, count, tile)]
             if self._exact:
-                groups.append(self._group(index, rows, tile))
+                add(rows, tile)
             else:
-                groups += [self._group(index, [row], row.queries) for row in rows]
+                for row in rows:
+                    add([row], row.queries)
         self._groups = groups
+        order = torch.cat(tokens)
+        in_order = bool((order.diff() > 0).all())
+        self._order = None if in_order else order.argsort().to(self._kv.pages.device)
 
     def run(self, layer: int, query: Tensor) -> Tensor:
         if len(self._groups) == 1:
             return self._attend(layer, self._groups[0], query)
-        out = query.new_empty(query.shape[0], self._num_heads * self._kv.layout.head_dim)
-        for group in self._groups:
-            out.index_copy_(0, group.tokens, self._attend(layer, group, query))
-        return out
+        out = torch.cat([self._attend(layer, group, query) for group in self._groups])
+        return out if self._order is None else out.index_select(0, self._order)
 
     def _attend(self, layer: int, group: _Group, query: Tensor) -> Tensor:
         kv_heads, head_dim = self._kv.layout.num_kv_heads, self._kv.layout.head_dim
         rows, tile, heads = group.rows, group.tile, self._heads_per_kv
-        if group.queries is not None:
+        if isinstance(group.queries, slice):
+            query = query[group.queries]
+        else:
             query = query.index_select(0, group.queries)
         if tile == 1:
             folded = query.view(rows, kv_heads, heads, head_dim)
@@ -176,7 +190,8 @@ class TorchAttention:
         out = out.reshape(rows * tile, self._num_heads * head_dim)
         return out if group.kept is None else out.index_select(0, group.kept)
 
-    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> _Group:
+    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> tuple[_Group, Tensor]:
+        """The group of ``rows``, and the tokens (``int64[n]``) that its results are for."""
         device, page_size = self._kv.pages.device, index.page_size
         item, first, count = torch.tensor(rows, dtype=torch.int64).unbind(1)
         starts = torch.tensor(
@@ -207,18 +222,19 @@ class TorchAttention:
                 hidden, -torch.inf
             )
             mask = mask.repeat_interleave(self._heads_per_kv, dim=1).unsqueeze(1).to(device)
-        in_order = len(queries) == index.qo_indptr[-1] and bool((queries.diff() == 1).all())
-        return _Group(
+        consecutive = bool((queries.diff() == 1).all())
+        start = int(queries[0])
+        group = _Group(
             rows=len(rows),
             tile=tile,
             tables=len(tables),
-            queries=None if in_order else queries.to(device),
+            queries=slice(start, start + len(queries)) if consecutive else queries.to(device),
             kept=None if kept is None else kept.to(device),
-            tokens=tokens.to(device),
             pages=_tensor(index.kv_indices)[columns.flatten()].to(device),
             keys=keys,
             mask=mask,
         )
+        return group, tokens
 
 
 class FlashInferAttention:
@@ -254,22 +270,26 @@ class FlashInferAttention:
         return out.flatten(1)
 
 
-def group_by_context(items: Sequence[int], contexts: Sequence[int]) -> list[list[int]]:
-    """Partition decodes so that padding each group to its longest context wastes little.
+def group_by_context(
+    items: Sequence[int], contexts: Sequence[int], most_keys: int
+) -> list[list[int]]:
+    """Partition decodes into groups that are padded to their longest context.
 
-    A group costs a few calls for each layer, about as much as gathering :data:`GROUP_COST` keys.
-    Going from the shortest context up, a new group starts where that is cheaper than to pad what
-    is already in this one. Items within a group keep their order."""
+    From the shortest context up, a new group starts where padding the rows of this one any further
+    would cost more than the calls of another group (as much as :data:`GROUP_COST` keys), or where
+    it would have more than ``most_keys`` keys, which then no longer stay in cache between the
+    gathering and the attention. Items keep their order within a group.
+    """
     groups: list[list[int]] = []
-    shortest_up = sorted(zip(contexts, items, strict=True))
     group: list[int] = []
-    group_context = 0
-    for context, item in shortest_up:
-        if group and (context - group_context) * len(group) > GROUP_COST:
+    previous = 0
+    for context, item in sorted(zip(contexts, items, strict=True)):
+        padding = (context - previous) * len(group)
+        if group and (padding > GROUP_COST or context * (len(group) + 1) > most_keys):
             groups.append(sorted(group))
             group = []
         group.append(item)
-        group_context = context
+        previous = context
     return [*groups, sorted(group)] if group else groups
 
 
