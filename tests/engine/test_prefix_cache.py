@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
+from hypothesis import settings as Settings  # noqa: N812 - it is a class
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -202,15 +203,13 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.pool.free == self.pool.total
 
 
-def run_machine(count: int = 40) -> None:
+def run_machine(settings: Settings) -> None:
     """Run the machine; ``tests/engine/test_planted.py`` runs it with bugs planted."""
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        CacheMachine, settings=examples(count)
-    )
+    run_state_machine_as_test(CacheMachine, settings=settings)  # type: ignore[no-untyped-call]
 
 
 def test_the_cache_equals_a_dictionary_of_texts() -> None:
-    run_machine()
+    run_machine(examples(150))
 
 
 # --- the rules one by one -------------------------------------------------------------------------

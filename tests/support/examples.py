@@ -4,7 +4,7 @@ a long run."""
 import os
 from typing import Final
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 FACTOR: Final = int(os.environ.get("INTERLOCK_EXAMPLES", "1"))
 
@@ -14,4 +14,16 @@ def examples(count: int) -> settings:
     return settings(
         max_examples=count * FACTOR,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+def first_failure(count: int) -> settings:
+    """The settings for a property that is expected to fail: the same examples every time, and
+    nothing is made smaller."""
+    return settings(
+        parent=examples(count),
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
     )
