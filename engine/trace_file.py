@@ -1,16 +1,17 @@
 """A trace on disk, written by a thread of its own: it never blocks the scheduler.
 
-When the disk is full, or cannot keep up with :data:`MAX_PENDING` lines, tracing stops with a
-warning and serving goes on; the file then has no footer, which readers report as truncated."""
+The thread wakes a few times a second and writes what has gathered, so a line costs the scheduler
+one append. When the disk is full, or :data:`MAX_PENDING` lines wait, tracing stops with a warning
+and serving goes on; the file then has no footer, which readers report as truncated."""
 
 from __future__ import annotations
 
-import contextlib
+import gzip
 import logging
-import queue
 import threading
+from collections import deque
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -18,20 +19,33 @@ from fsm.trace import Line
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING: Final = 65_536
+MAX_PENDING: Final = 262_144
+"""Lines in memory, about 100 MB of them."""
+
+INTERVAL_S: Final = 0.05
+"""The file lags behind by at most this much, and by what the disk takes."""
+
+BATCH: Final = 512
+"""Lines encoded at a time: the scheduler gets its turn in between."""
 
 
 class TraceFile:
-    """Writes lines to ``path``, replacing what is there. :meth:`write` is the sink for a Tracer.
+    """Writes lines to ``path``, replacing what is there, compressed where its name ends in
+    ``.gz``. :meth:`write` is the sink for a Tracer.
 
     Raises:
         OSError: The file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
         self._path = path
-        self._lines: queue.Queue[Line | None] = queue.Queue(MAX_PENDING)
+        self._raw: BinaryIO = path.open("wb", buffering=0)
+        zipped = path.suffix == ".gz"
+        self._file: BinaryIO | gzip.GzipFile = (
+            gzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=1) if zipped else self._raw
+        )
+        self._lines: deque[Line] = deque()
+        self._closing = threading.Event()
         self.stopped = ""
         """Why tracing stopped early; empty while it goes on."""
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
@@ -41,42 +55,53 @@ class TraceFile:
         """Queue a line; never blocks."""
         if self.stopped:
             return
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._stop(f"the disk does not keep up with {MAX_PENDING} lines")
+        self._lines.append(line)
+        if len(self._lines) > MAX_PENDING:
+            self._stop(f"the disk does not keep up: {MAX_PENDING} lines wait")
 
     def close(self) -> None:
         """Write what is queued, and close the file."""
-        self._lines.put(None)
+        self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
         encoder = msgspec.json.Encoder()
-        buffer = bytearray()
-        running = True
-        with contextlib.closing(self._file):
-            while running:
-                batch = [self._lines.get()]
-                with contextlib.suppress(queue.Empty):
-                    while len(batch) < 1024:
-                        batch.append(self._lines.get_nowait())
-                running = None not in batch
-                buffer.clear()
-                for line in batch:
-                    if line is not None:
-                        buffer += encoder.encode(line) + b"\n"
-                self._flush(buffer)
-
-    def _flush(self, buffer: bytearray) -> None:
-        if self.stopped:
-            return
+        closing = False
+        while not closing:
+            closing = self._closing.wait(INTERVAL_S)
+            self._drain(encoder)
         try:
-            self._file.write(buffer)
-            self._file.flush()
+            if self._file is not self._raw:
+                self._file.close()
+            self._raw.close()
         except OSError as error:
             self._stop(str(error))
 
+    def _drain(self, encoder: msgspec.json.Encoder) -> None:
+        """Write everything that is queued now; once tracing has stopped, forget it."""
+        if self.stopped:
+            self._lines.clear()
+        wrote = False
+        while self._lines and not self.stopped:
+            batch = [self._lines.popleft() for _ in range(min(BATCH, len(self._lines)))]
+            try:
+                self._put(encoder.encode_lines(batch))
+                wrote = True
+            except (OSError, ValueError) as error:
+                self._stop(str(error))
+        if wrote and isinstance(self._file, gzip.GzipFile) and not self.stopped:
+            try:
+                self._file.flush()  # what is compressed can be read, whatever happens next
+            except OSError as error:
+                self._stop(str(error))
+
+    def _put(self, data: bytes) -> None:
+        """All of ``data``: a file without a buffer may take less at a time."""
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
     def _stop(self, why: str) -> None:
-        self.stopped = why
-        logger.warning("tracing to %s stops: %s", self._path, why)
+        if not self.stopped:
+            self.stopped = why
+            logger.warning("tracing to %s stops: %s", self._path, why)

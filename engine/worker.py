@@ -125,14 +125,16 @@ def serve(
         )
     )
     loop = EngineLoop(channel, scheduler, runner, clock, info, gone)
-    reason = loop.run()
-    loop.stop(reason)
-    runner.close()
-    if store is not None:
-        store.close()
-    if trace is not None:
+    try:
+        reason = loop.run()
+        loop.stop(reason)
+        runner.close()
+        if store is not None:
+            store.close()
         scheduler.tracer.footer(scheduler.at_rest)
-        trace.close()
+    finally:
+        if trace is not None:
+            trace.close()
     return reason
 
 

@@ -276,4 +276,5 @@ class Tracer:
         if self._pages is None or before is None:
             return STILL, None
         self._before = now = self._pages()
-        return Flow(now.free - before.free, now.cached - before.cached), now
+        free, cached = now.free - before.free, now.cached - before.cached
+        return (Flow(free, cached) if free or cached else STILL), now

@@ -45,7 +45,7 @@ class TraceReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self.name: Final = path.name
+        self.name: Final = str(path)
         self.cut = ""
         """After reading: where and how the file breaks off, if it does."""
         try:
