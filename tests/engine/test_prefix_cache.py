@@ -99,6 +99,22 @@ class CacheMachine(RuleBasedStateMachine):
         pages = [*shared, *self.pool.take(name, wanted)]
         self.holders.append(Holder(name, tokens, pages, found[-1] if found else ()))
 
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=6))
+    def keep(self, tokens: list[int]) -> None:
+        """Somebody came and went: a load from the store, or a request that ended long ago."""
+        full = len(tokens) // self.size
+        if full > self.pool.free:
+            return
+        pages = self.pool.take("store:1", full)
+        new = 0
+        for text, page in zip(self.texts(tokens, full), pages, strict=True):
+            new += text not in self.model
+            self.model.setdefault(text, page)
+            self.touch(text)
+        assert self.cache.insert(tokens, pages, full) == new
+        for page in pages:
+            self.pool.drop(page, "store:1")
+
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def insert_own(self, data: Any) -> None:
