@@ -139,6 +139,7 @@ class Holder(NamedTuple):
     life: str
     priority: int
     frees: int
+    """Pages that become available if it leaves, with the one kept free for its next token."""
 
 
 def displace(

@@ -195,11 +195,13 @@ class Scheduler(SchedulerCore):
         if not any(r.priority < head.priority for r in self.roster.device):
             return False
         candidate = self._candidate(head)
+        # Admission keeps a page free for each of those who decode; one that leaves needs none.
         holders = [
-            Holder(r.life, r.priority, self.kv.exclusive(self._pages(r)))
+            Holder(r.life, r.priority, self.kv.exclusive(self._pages(r)) + (not r.is_prefill))
             for r in self.roster.device
         ]
-        missing = candidate.pages - self.kv.available - self._pages_coming()
+        headroom = sum(not r.is_prefill for r in self.roster.device)
+        missing = candidate.pages + headroom - self.kv.available - self._pages_coming()
         rows = 1 - self.rows.free - len(self._leaving())
         victims = [
             self.roster.lives[life] for life in displace(head.priority, missing, rows, holders)
