@@ -138,14 +138,18 @@ def _golden(run: "Run", command: Command, name: str) -> None:
     length, else the beginning; the log-probabilities too, where they were asked for."""
     for submission, view in run.views(command, name):
         if view is None:
+            if name != submission.name:
+                continue
             raise Fault(f"{submission.name} was refused by the front end and said nothing")
         message = submission.message
+        ended = view.finish is not None and view.finish.type in ("stop", "length")
+        if not ended and not view.tokens:
+            continue  # nothing was said; it may even be one that cannot run
         member = int(view.name.partition("#")[2]) if message.n > 1 else None
         alone = run.golden.run(
             submission.history + message.prompt, message.sampling, submission.stops, member
         )
         expected = list(alone.tokens)
-        ended = view.finish is not None and view.finish.type in ("stop", "length")
         if not ended:
             expected = expected[: len(view.tokens)]
         if view.tokens != expected:

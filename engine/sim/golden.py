@@ -57,9 +57,13 @@ class GoldenRuns:
         here = self._settings
         size = here.config.page_size
         room = here.kv_pages * size - len(prompt)
-        sampling = msgspec.structs.replace(
-            sampling, max_new_tokens=min(sampling.max_new_tokens, room)
-        )
+        most = min(sampling.max_new_tokens, room)
+        sampling = msgspec.structs.replace(sampling, max_new_tokens=most)
+        if sampling.min_new_tokens > most:  # it ends before anything may stop it
+            stops = ()
+            sampling = msgspec.structs.replace(
+                sampling, min_new_tokens=0, stop_token_ids=(), ignore_eos=True
+            )
         members = 1 if member is None else member + 1
         config = here.config.model_copy(
             update={
