@@ -84,7 +84,8 @@ class VirtualStore:
 
     def _outcome(self, operation: _Operation) -> StoreDone:
         if operation.blobs is not None:
-            self.pages.update(zip(operation.keys, operation.blobs, strict=True))
+            for key, blob in zip(operation.keys, operation.blobs, strict=True):
+                self.pages.setdefault(key, blob)  # a page is written once, as in a directory
             return StoreDone(operation.ticket)
         if self.fail_reads:
             return StoreDone(operation.ticket, error=self.fail_reads.popleft())

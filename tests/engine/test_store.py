@@ -1,4 +1,4 @@
-"""The contract of a page store, run on the directory and on the fake; then what only files have.
+"""The contract of a page store, run on the directory and on both fakes; then what only files have.
 
 Method: the same checks through a small handle that knows how to wait for the end of operations and
 how to do damage. Nothing sleeps: the directory's thread wakes the test."""
@@ -11,6 +11,8 @@ from typing import Protocol
 
 import pytest
 
+from engine.sim.store import VirtualStore
+from engine.sim.world import World
 from engine.store import DirectoryStore, PageStore, Prefetch, PrefetchBook, StoreDone, page_keys
 from fsm.ledger import Exhausted, LeaseError
 from tests.support.requests import request
@@ -22,7 +24,7 @@ WAIT_S = 30
 
 
 class Handle(Protocol):
-    """A store, and what a test may do to it."""
+    """A store, how to wait for it, and what others may do to its pages."""
 
     store: PageStore
 
@@ -30,9 +32,13 @@ class Handle(Protocol):
         """The next ``count`` operations that end, by ticket."""
         ...
 
-    def tear(self, key: str) -> None: ...
-
     def forget(self, key: str) -> None: ...
+
+
+class FragileHandle(Handle, Protocol):
+    """A store on something that can break."""
+
+    def tear(self, key: str) -> None: ...
 
     def fill_disk(self) -> None: ...
 
@@ -56,6 +62,25 @@ class MemoryHandle:
 
     def fill_disk(self) -> None:
         self.memory.full = True
+
+
+class VirtualHandle:
+    """The simulator's store: it has no disk that could tear or fill up."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.virtual = VirtualStore(self.world, 50, lambda: None)
+        self.store: PageStore = self.virtual
+
+    def over(self, count: int) -> dict[int, StoreDone]:
+        while self.world.next_us is not None:
+            self.world.step()
+        done = self.store.poll()
+        assert len(done) == count
+        return {d.ticket: d for d in done}
+
+    def forget(self, key: str) -> None:
+        del self.virtual.pages[key]
 
 
 class DirectoryHandle:
@@ -90,14 +115,24 @@ class DirectoryHandle:
 
 
 @pytest.fixture(params=["memory", "directory"])
+def fragile(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FragileHandle]:
+    on_disk = request.param == "directory"
+    made = DirectoryHandle(tmp_path / "kv", monkeypatch) if on_disk else MemoryHandle()
+    yield made
+    made.store.close()
+
+
+@pytest.fixture(params=["memory", "virtual", "directory"])
 def handle(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Handle]:
-    made: Handle = (
-        MemoryHandle()
-        if request.param == "memory"
-        else DirectoryHandle(tmp_path / "kv", monkeypatch)
-    )
+    made: Handle = {
+        "memory": MemoryHandle,
+        "virtual": VirtualHandle,
+        "directory": lambda: DirectoryHandle(tmp_path / "kv", monkeypatch),
+    }[request.param]()
     yield made
     made.store.close()
 
@@ -142,13 +177,13 @@ def test_an_operation_is_reported_once_and_only_when_it_is_over(handle: Handle) 
     assert handle.store.poll() == []
 
 
-def test_a_torn_page_ends_the_hit_and_is_not_found_again(handle: Handle) -> None:
-    save(handle)
-    handle.tear(KEYS[1])
-    assert load(handle) == BLOBS[:1]
-    assert handle.store.hits(KEYS) == 1
-    assert save(handle).error == ""
-    assert load(handle) == BLOBS, "and it may be written anew"
+def test_a_torn_page_ends_the_hit_and_is_not_found_again(fragile: FragileHandle) -> None:
+    save(fragile)
+    fragile.tear(KEYS[1])
+    assert load(fragile) == BLOBS[:1]
+    assert fragile.store.hits(KEYS) == 1
+    assert save(fragile).error == ""
+    assert load(fragile) == BLOBS, "and it may be written anew"
 
 
 def test_a_page_that_somebody_removed_is_a_miss(handle: Handle) -> None:
@@ -158,13 +193,13 @@ def test_a_page_that_somebody_removed_is_a_miss(handle: Handle) -> None:
     assert handle.store.hits(KEYS) == 0
 
 
-def test_a_full_disk_fails_the_write_and_nothing_else(handle: Handle) -> None:
-    save(handle, KEYS[:1], BLOBS[:1])
-    handle.fill_disk()
-    done = save(handle, KEYS[1:], BLOBS[1:])
+def test_a_full_disk_fails_the_write_and_nothing_else(fragile: FragileHandle) -> None:
+    save(fragile, KEYS[:1], BLOBS[:1])
+    fragile.fill_disk()
+    done = save(fragile, KEYS[1:], BLOBS[1:])
     assert "space" in done.error.lower()
-    assert handle.store.hits(KEYS) == 1
-    assert load(handle) == BLOBS[:1]
+    assert fragile.store.hits(KEYS) == 1
+    assert load(fragile) == BLOBS[:1]
 
 
 def test_a_second_write_of_a_page_changes_nothing(handle: Handle) -> None:
