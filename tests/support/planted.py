@@ -548,3 +548,28 @@ def a_displacement_that_does_not_see_rows_that_are_coming(patch: pytest.MonkeyPa
         return original(priority, pages, 1, holders)
 
     patch.setattr(scheduler_module, "displace", displace)
+
+
+@bug("walks", "Broken: progress: nobody would wake the loop")
+def room_that_nobody_uses_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The device is empty after a displacement, and nothing comes back to go on."""
+    original = Scheduler._displace
+
+    def displace(self: Scheduler, head: Request) -> bool:
+        original(self, head)
+        return False
+
+    patch.setattr(Scheduler, "_displace", displace)
+
+
+@bug("walks", "Broken: token order: .* beside ")
+def log_probabilities_that_survive_a_retraction_twice(patch: pytest.MonkeyPatch) -> None:
+    """B29: more of them than tokens."""
+    original = Outbox.token
+
+    def token(self: Outbox, request: Request, sampled: Sampled) -> None:
+        original(self, request, sampled)
+        if request.retractions and request.sampling.logprobs:
+            self._draft(request, request.output_len - 1).logprobs.append(0.0)
+
+    patch.setattr(Outbox, "token", token)
