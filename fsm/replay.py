@@ -12,23 +12,20 @@ Three things bind lines together, and a wrong line breaks one of them:
   exactly when KV was given up."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from fsm.decide import BOOKS
 from fsm.replay_answers import check_ending, check_tokens
+from fsm.replay_base import Replay
 from fsm.replay_faults import Fault, diagnose, ended, names, unknown_life
-from fsm.replay_lives import KNOWN, Life, Step, Tables
-from fsm.replay_pages import PageBook
-from fsm.replay_units import UnitBook
-from fsm.trace import PAGES, AnswerLine, Footer, Header, LeaseLine, MoveLine, SubmitLine
-from fsm.trace_read import Malformed, Read, Unusable
+from fsm.replay_lives import KNOWN, Life, Step
+from fsm.trace import PAGES, AnswerLine, Header, LeaseLine, MoveLine, SubmitLine
 
 STRANGERS: Final = 256
 """Unknown lives that are remembered, so that each is reported once."""
 
 
-class NodeReplay:
+class NodeReplay(Replay):
     """Replays one node's trace.
 
     Raises:
@@ -36,132 +33,27 @@ class NodeReplay:
     """
 
     def __init__(self, file: str, header: Header, report: Callable[[Fault], None]) -> None:
-        self.file: Final = file
-        self.node: Final = header.node
-        self.header: Final = header
-        self.number = 1
-        """Line of the file that is being judged."""
-        self.seq = 0
-        self.lines: Final[Counter[str]] = Counter()
+        super().__init__(file, header, report)
         self.answers: Final[Counter[str]] = Counter()
-        self.lives: Final[dict[str, Life]] = {}
-        self.footer: Footer | None = None
-        self._report = report
-        self._line: Read = header
-        self._time = header.time
+        """Terminal answers by reason."""
         self._minted = 0
-        self._owed: Life | None = None
-        """It left its last live state with the line before; its answer is due."""
-        self._announced: tuple[str, int | None, str] = ("", None, "")
         self._rids: dict[str, Life] = {}
         self._strangers: dict[str, None] = {}
         self._page_size: Final = max(1, header.page_size)
-        self.pages: Final = PageBook(header.pools.get(PAGES, 0), self.fault)
-        self.units: Final = UnitBook(header.pools, self.fault)
-        self._tables: Final = self._chart(header)
-        self._handlers: Final[dict[type, Callable[[Any], None]]] = {
+        self.handlers |= {
             MoveLine: self._move,
             LeaseLine: self._lease,
             AnswerLine: self._answer,
             SubmitLine: self._submit,
-            Footer: self._end,
-            Header: self._second_header,
-            Malformed: self._malformed,
         }
 
-    def run(self, first: int, lines: Iterable[Read]) -> None:
-        """Judge a batch; ``first`` is the number of its first line in the file."""
-        handlers = self._handlers
-        self.number = first - 1
-        for line in lines:
-            self.number += 1
-            self._line = line
-            handlers[type(line)](line)
-
-    def finish(self, cut: str, complete: bool) -> list[str]:
-        """The file is over; ``cut`` says how it broke off, if it did. Returns what is worth
-        knowing and no fault; with ``complete``, a trace that is no whole story is at fault."""
-        self._line = self.header
-        notes = []
-        if self._owed is not None:
-            self._no_answer()
-        if self.footer is None:
-            notes.append(f"truncated: {cut or 'it has no footer'}")
-        elif not self.footer.at_rest:
-            notes.append("the node stopped before it was at rest")
-        rest = self.footer is not None and self.footer.at_rest
-        for life in self.lives.values():
-            text = f"is in {life.stage} at the end, holding {self._holdings(life)}"
-            if rest or complete:
-                self._tell(f"{life.rid} ({life.life})", f"a leak: {text}" if rest else text)
-        if rest:
-            for owner, account in self.pages.accounts.items():
-                if owner not in self.lives:
-                    self._tell(owner, f"a leak: holds {account.units} pages at the end")
-            for owner, resource, units in self.units:
-                self._tell(owner, f"a leak: {units} {resource} in quarantine at the end")
-        elif complete:
-            self._tell("", notes[0])
-        elif self.lives:
-            notes.append(f"{len(self.lives)} requests are open at the end")
-        return notes
-
-    def fault(self, text: str) -> None:
-        """Report a fault of the current line."""
-        line = self._line
-        match line:
-            case MoveLine() | SubmitLine() | AnswerLine():
-                who = f"{line.rid} ({line.life})"
-            case LeaseLine():
-                life = self.lives.get(line.owner)
-                who = line.owner if life is None else f"{life.rid} ({life.life})"
-            case _:
-                who = ""
-        self._tell(who, text)
-
-    def _tell(self, who: str, text: str) -> None:
-        self._report(Fault(self.file, self.number, who, text))
-
-    # --- what every line has ---
-
-    def _order(self, line: SubmitLine | MoveLine | LeaseLine | AnswerLine | Footer) -> None:
-        """``seq``, time, node, and that nothing comes between a last move and its answer."""
-        due = self.seq + 1
-        if line.seq > due:
-            self.fault(f"seq {line.seq} where {due} was due: {line.seq - due} lines are missing")
-        elif line.seq < due:
-            self.fault(f"seq {line.seq} again, where {due} was due")
-        if line.time < self._time:
-            self.fault(f"time goes back from {self._time:.6f} to {line.time:.6f} s")
-        if line.node != self.node:
-            self.fault(f"a line of node {line.node!r} in the trace of {self.node!r}")
-        if self.footer is not None:
-            self.fault("follows the footer")
-        if self._owed is not None:
-            self._no_answer()
-        self.seq, self._time = line.seq, line.time
-
-    def _no_answer(self) -> None:
-        life, self._owed = self._owed, None
-        if life is not None:
-            reason = self._announced[0]
-            self._tell(
-                f"{life.rid} ({life.life})",
-                f"no answer: it ended by {reason!r} in line {life.line} and was told nothing",
-            )
-
-    def _second_header(self, line: Header) -> None:
-        self.fault("a second header")
-
-    def _malformed(self, line: Malformed) -> None:
-        self.lines["malformed"] += 1
-        self.fault(f"no line of a trace: {line.reason}")
-
-    # --- kinds of lines ---
+    @property
+    def requests(self) -> int:
+        """Lives that began."""
+        return self._minted
 
     def _submit(self, line: SubmitLine) -> None:
         self._order(line)
-        self.lines["submit"] += 1
         boot, _, number = line.life.rpartition(":")
         if boot != self.header.boot_id or not number.isdecimal():
             self.fault(f"the life is not of this boot ({self.header.boot_id})")
@@ -200,6 +92,7 @@ class NodeReplay:
             or line.time < self._time
             or line.node != self.node
             or self._owed is not None
+            or self._gave is not None
             or self.footer is not None
         ):
             self._order(line)
@@ -207,6 +100,8 @@ class NodeReplay:
         life = self.lives.get(line.life)
         if life is None:
             self._stranger(line.life)
+            if line.pool is not None:
+                self.pages.move_takes(line, line.units)
             return
         step = life.here.get(line.event)
         if (
@@ -236,16 +131,16 @@ class NodeReplay:
         if step.takes_pages:
             expected = -(-life.known_tokens // self._page_size)
             life.account = self.pages.move_takes(line, expected)
-        elif line.pool is not None:
-            self.fault("takes no pages and says a balance of them")
+        elif line.units or line.pool is not None:
+            self.fault(f"takes no pages, and says {line.units} units of them and a balance")
         if step.drops_pages:
-            if life.life in self.pages.accounts:
-                units = self.pages.accounts[life.life].units
-                self.fault(f"drops {units} pages that no release gave back")
-                self.pages.forget(life.life)
-            life.account = None
+            self._dropped(life, step)
+        elif self._gave is not None:
+            self._keeps()
         for resource, change in step.counts:
             self.units.count(resource, change)
+        if "prefetches" in line.dropped:
+            self._loaded(line)
         if step.new_attempt:
             life.attempt += 1
         life.stage, life.here, life.line = step.target, step.here, self.number
@@ -297,14 +192,20 @@ class NodeReplay:
             or line.time < self._time
             or line.node != self.node
             or self._owed is not None
+            or self._gave is not None
             or self.footer is not None
         ):
             self._order(line)
         self.seq, self._time = line.seq, line.time
+        life = self.lives.get(line.owner)
         if line.resource == PAGES:
+            if life is not None:
+                if line.what == "cache":
+                    self._caches(life)
+                elif line.what in ("release", "quarantine"):
+                    self._gave = life, line.what
             self.pages.lease(line)
             return
-        life = self.lives.get(line.owner)
         holds = life is not None and line.resource in self._tables.holds(life.stage, life.kit)
         self.units.lease(line, holds)
 
@@ -322,6 +223,29 @@ class NodeReplay:
             if other is not life:
                 self.fault(f"its rid is live already, as {other.life}")
                 self._rids[life.rid] = life
+
+    def _dropped(self, life: Life, step: Step) -> None:
+        """Its pages were given back just before, in the way that the edge says."""
+        gave, self._gave, life.account = self._gave, None, None
+        if gave is None:
+            self.fault("drops its pages, which no release gave back")
+        elif (gave[1] == "quarantine") != (step.pages_go_to == "quarantine"):
+            self.fault(f"a {gave[1]} of pages, which its edge sends to {step.pages_go_to}")
+        self.pages.forget(life.life)
+
+    def _caches(self, life: Life) -> None:
+        """A request's pages go to the prefix cache when its prompt is done, and on its way out."""
+        if not any(step.prefilling or step.drops_pages for step in life.here.values()):
+            self.fault(f"caches pages while it is {life.stage}")
+
+    def _loaded(self, line: MoveLine) -> None:
+        """Whether stored pages came is told twice: by the copy that ended just before, and here."""
+        seq, kept = self.pages.copied_in
+        just_now = seq == line.seq - 1
+        if line.event == "loaded" and not just_now:
+            self.fault("loaded, and no copy has ended just before")
+        elif line.event == "missed" and just_now and kept:
+            self.fault("missed, and the prefix cache has just got pages of a copy")
 
     def _not_itself(self, line: MoveLine, life: Life) -> None:
         if line.rid != life.rid:
@@ -357,27 +281,3 @@ class NodeReplay:
         if len(self._strangers) > STRANGERS:
             del self._strangers[next(iter(self._strangers))]
         self.fault(prefix + unknown_life(name, self.header.boot_id, self._minted))
-
-    def _holdings(self, life: Life) -> str:
-        held = [
-            f"{life.account.units} pages" if r == PAGES and life.account is not None else r
-            for r in self._tables.chart.state(life.stage).holds
-            if r in life.kit
-        ]
-        return names(held) or "nothing"
-
-    def _end(self, line: Footer) -> None:
-        self._order(line)
-        self.footer = line
-
-    def _chart(self, header: Header) -> Tables:
-        for name, fingerprint in header.charts.items():
-            if name not in BOOKS:
-                self.fault(f"chart {name!r} is not known to this build")
-            elif fingerprint != BOOKS[name].chart.fingerprint:
-                ours = BOOKS[name].chart.fingerprint
-                self.fault(f"chart {name!r} has fingerprint {fingerprint}; this build has {ours}")
-        for role in (*header.roles, *header.charts):
-            if role in BOOKS:
-                return Tables(BOOKS[role].chart)
-        raise Unusable(f"{self.file}: no chart of {names(header.roles)} is known to this build")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fsm.replay_lives import Life, Step, Tables
-from fsm.trace import MoveLine
+from fsm.trace import MoveLine, Numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,22 @@ def unknown_life(life: str, boot_id: str, minted: int) -> str:
     if int(number) <= minted:
         return "a stale life: it has ended"
     return "a life that never began"
+
+
+def order_faults(line: Numbered, seq: int, time: float, node: str) -> list[str]:
+    """What is wrong with the place of ``line`` after one with ``seq`` at ``time`` on ``node``."""
+    faults = []
+    due = seq + 1
+    if line.seq > due:
+        missing = "1 line is" if line.seq == due + 1 else f"{line.seq - due} lines are"
+        faults.append(f"seq {line.seq} where {due} was due: {missing} missing")
+    elif line.seq < due:
+        faults.append(f"seq {line.seq} again, where {due} was due")
+    if line.time < time:
+        faults.append(f"time goes back from {time:.6f} to {line.time:.6f} s")
+    if line.node != node:
+        faults.append(f"a line of node {line.node!r} in the trace of {node!r}")
+    return faults
 
 
 def diagnose(line: MoveLine, life: Life, tables: Tables) -> tuple[list[str], Step | None]:

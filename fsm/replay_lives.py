@@ -27,6 +27,7 @@ class Step:
         "first",
         "here",
         "new_attempt",
+        "pages_go_to",
         "prefilling",
         "retires",
         "source",
@@ -48,6 +49,7 @@ class Step:
         self.dropped: Final[tuple[str, ...]] = move.drops
         self.takes_pages: Final = "pages" in move.takes
         self.drops_pages: Final = "pages" in move.drops
+        self.pages_go_to: Final = edge.pages
         self.counts: Final = tuple((r, 1) for r in move.takes if r != "pages") + tuple(
             (r, -1) for r in move.drops if r != "pages"
         )

@@ -7,7 +7,7 @@ free when it took them, *kept* are those of them that the prefix cache has too; 
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 from fsm.ledger import CACHE, QUARANTINE
 from fsm.trace import Balance, Flow, LeaseLine, MoveLine
@@ -18,15 +18,16 @@ Report = Callable[[str], None]
 class Account:
     """What one owner holds."""
 
-    __slots__ = ("grown", "kept", "own", "pinned", "units")
+    __slots__ = ("grown", "kept", "kind", "own", "units")
 
-    def __init__(self, units: int, own: int, pinned: bool = False) -> None:
+    def __init__(self, kind: Literal["request", "copy", "pin"], units: int, own: int) -> None:
+        self.kind: Final = kind
+        """A request; a copy that is being made in; or a copy out, which shares pages of others
+        beyond those that the prefix cache has."""
         self.units = units
         self.own = own
         self.kept = 0
         self.grown = False
-        self.pinned = pinned
-        """It shares pages that others took, beyond those that the prefix cache has."""
 
 
 class PageBook:
@@ -38,6 +39,8 @@ class PageBook:
         self.accounts: Final[dict[str, Account]] = {}
         self.peak = 0
         """The most pages that were held and quarantined at a time."""
+        self.copied_in = (0, False)
+        """The newest copy that ended: its ``seq``, and whether the prefix cache kept any of it."""
         self._report = report
         self._balance = Balance(total, 0, 0)
         self._quarantined = 0
@@ -62,7 +65,7 @@ class PageBook:
             self._report(
                 f"shares {units - fresh} pages of a prefix cache that has {self._balance.kept}"
             )
-        account = self._open(line.life, Account(units, max(fresh, 0)))
+        account = self._open(line.life, Account("request", units, max(fresh, 0)))
         self._settle(flow, line.pool, 0)
         return account
 
@@ -75,8 +78,10 @@ class PageBook:
             case "grow" | "take":
                 self._expect(line, Flow(-units, 0))
                 if line.what == "take" and line.owner not in self.accounts:
-                    self._open(line.owner, Account(units, units))
+                    self._open(line.owner, Account("copy", units, units))
                 elif (account := self._known(line)) is not None:
+                    if (line.what == "take") != (account.kind == "copy"):
+                        self._report(f"{line.what} of pages by a {account.kind}")
                     account.units += units
                     account.own += units
                     account.grown = True
@@ -84,8 +89,8 @@ class PageBook:
                 self._settle(line.flow, line.pool, 0)
             case "pin":
                 if line.flow.free or not -units <= line.flow.cached <= 0:
-                    self._report(f"pins {units} pages and moves {line.flow}")
-                self._open(line.owner, Account(units, 0, pinned=True))
+                    self._report(f"pin of {units} pages moves {_flow(line.flow)}")
+                self._open(line.owner, Account("pin", units, 0))
                 self._settle(line.flow, line.pool, 0)
             case "cache":
                 self._expect(line, Flow(0, 0))
@@ -130,13 +135,15 @@ class PageBook:
                 self._report(f"releases {line.units} pages and holds {account.units}")
             self._close(line.owner, account)
             # A page that the cache does not have goes free with its last owner.
-            most = account.units if account.pinned else account.own - account.kept
-            least = 0 if account.pinned or self._pins else most
+            most = account.own - account.kept if account.kind != "pin" else account.units
+            least = 0 if account.kind == "pin" or self._pins else most
             if not least <= free <= most:
                 self._report(f"frees {free} pages; {most} of its own are not cached")
             shared = line.units - free
             if not 0 <= cached <= shared or (cached != shared and not self.accounts):
                 self._report(f"leaves {cached} pages to the cache alone; it had {shared} in common")
+            if account.kind == "copy":
+                self.copied_in = line.seq, account.kept > 0
             if line.owner.startswith(QUARANTINE):
                 self._quarantined -= account.units
         self._settle(line.flow, line.pool, 0)
@@ -158,13 +165,13 @@ class PageBook:
             self.forget(owner)
         self.accounts[owner] = account
         self._owned += account.units
-        self._pins += account.pinned
+        self._pins += account.kind == "pin"
         return account
 
     def _close(self, owner: str, account: Account) -> None:
         del self.accounts[owner]
         self._owned -= account.units
-        self._pins -= account.pinned
+        self._pins -= account.kind == "pin"
 
     def _settle(self, flow: Flow, after: Balance | None, kept: int) -> None:
         """Compare the line's balance with the one that the flow leads to."""

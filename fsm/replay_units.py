@@ -44,6 +44,8 @@ class UnitBook:
                 self._report(f"puts {resource} into quarantine and holds none")
             if line.units != 1:
                 self._report(f"quarantine of {line.units} {resource}, of which a request has one")
+            if f"{QUARANTINE}{owner}" in self._fenced:
+                self._report(f"puts {resource} into quarantine twice")
             self._fenced[f"{QUARANTINE}{owner}"] = resource, line.units
             self._quarantined[resource] += line.units
         elif line.what == "release" and owner in self._fenced:

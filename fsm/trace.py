@@ -138,7 +138,8 @@ class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer"):
     at_rest: bool
 
 
-Line: TypeAlias = Header | SubmitLine | MoveLine | LeaseLine | AnswerLine | Footer
+Numbered: TypeAlias = SubmitLine | MoveLine | LeaseLine | AnswerLine | Footer
+Line: TypeAlias = Header | Numbered
 Sink: TypeAlias = Callable[[Line], None]
 
 
