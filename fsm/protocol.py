@@ -27,11 +27,13 @@ How a scheduler uses it
     ``peer_gone``.
 7.  **The peer.** A closed socket, a new boot id and an unknown room are ``peer_gone``: its process,
     or that life, cannot write any more. Two missed heartbeats are only ``peer_missed``: a frozen
-    process may wake up and go on writing, so nothing is released for it.
+    process may wake up and go on writing, so nothing is released for it. After ``peer_gone`` of a
+    process, call :meth:`Doors.forget_peer`.
 8.  **Landing.** :func:`is_outdated` is the fact of the same name; :func:`replays_first_token` says
     whether the slot's token was emitted before; :func:`clears_slot` says when a slot is zeroed,
     which is before its lease is released.
-9.  **Flush and weights.** Only where :func:`may_flush`.
+9.  **Flush and weights.** Only where :func:`may_flush`. After a change of weights, send
+    :func:`on_new_weights` for every life.
 
 Frames between two lives keep their order. Any of them may be lost, repeated or late."""
 
@@ -177,6 +179,12 @@ def on_reply(
 def on_written(state: str) -> Frames:
     """What prefill says when its last write, that of the metadata slot, has completed."""
     return ("done",) if state == "sending" else NOTHING
+
+
+def on_new_weights(role: Role, state: str) -> Frames:
+    """What a life says when its node's weights have changed: a hello that is not answered yet
+    names the old ones."""
+    return ("hello",) if role == "decode" and state == "meeting" else NOTHING
 
 
 def standing(role: Role, state: str, met: bool, written: bool) -> Frames:
@@ -339,6 +347,13 @@ class Doors:
     def ended(self, room: str, how: FrameKind) -> None:
         """The life of this room has ended: *reject* at the door, *abort* otherwise."""
         self._put(self._ended, room, how)
+
+    def forget_peer(self, boot_id: str) -> None:
+        """A peer's process is gone: what its lives had said to rooms without a life counts no
+        more, so that no request meets a life that cannot answer."""
+        for room, (_, address) in list(self._early.items()):
+            if address.sender.startswith(f"{boot_id}:"):
+                del self._early[room]
 
     def counts(self) -> dict[str, int]:
         return {"early_frames": len(self._early), "ended_rooms": len(self._ended)}

@@ -1,0 +1,412 @@
+"""Explicit-state exploration: every state that charts, rules and protocol can reach, breadth first.
+
+A *model* (:mod:`fsm.explore_pd`, :mod:`fsm.explore_unified`) says what one request can do; requests
+meet only in what they claim of shared memory, in events that hit a whole node, and in the budgets
+for faults. So a request's steps are computed once for each of its states and composed here, which
+is what makes 10⁵ states a second possible in Python.
+
+A state is one integer: the requests (interned, and sorted, because they are alike), the
+environment of the nodes (interned), and the budgets left. States are expanded in breadth-first
+order, so the first violation found is reached by a shortest sequence of steps.
+
+Besides what a model finds wrong in a step, every state must be able to come to rest by steps that
+are neither faults, aborts, deadlines nor operator's commands: no deadlock, no livelock under
+fairness, retired reachable from everywhere."""
+
+import time
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Final, NamedTuple, TypeAlias
+
+from fsm.explore_base import (
+    NO_BUDGET,
+    Budget,
+    Cost,
+    Environment,
+    Model,
+    Progress,
+    Request,
+    Result,
+    Step,
+    Taken,
+    Violation,
+)
+
+_BUDGET_BITS: Final = 8
+_ENV_BITS: Final = 10
+_REQUEST_BITS: Final = 22
+_LOW: Final = _BUDGET_BITS + _ENV_BITS
+_BUDGET_MASK: Final = (1 << _BUDGET_BITS) - 1
+_ENV_MASK: Final = (1 << _ENV_BITS) - 1
+_REQUEST_MASK: Final = (1 << _REQUEST_BITS) - 1
+
+
+class _Found(Exception):  # noqa: N818 - it is how a search ends
+    """A step of the state being expanded is a violation."""
+
+    def __init__(self, who: int, label: str, state: int, what: str) -> None:
+        self.who, self.label, self.state, self.what = who, label, state, what
+
+
+Arc: TypeAlias = tuple[Cost, int, int, int, int]
+"""(cost, needs, request after it, and the same shifted to the place of the higher and of the lower
+request of a pair, each with the environment after it)."""
+
+
+class Arcs(NamedTuple):
+    """The compiled steps of one request in one environment."""
+
+    fair: list[Arc]
+    """Those that can be counted on."""
+    other: list[Arc]
+    suspect: list[tuple[Arc, Step]]
+    """Violations, and repairs, which are violations as long as nothing went wrong."""
+    labels: dict[tuple[Cost, int, int], str]
+    """(cost, request, environment after it) → label."""
+
+
+class Explorer:
+    """One exploration: a model, a number of requests, and a budget."""
+
+    def __init__(
+        self,
+        model: Model,
+        requests: int = 1,
+        budget: Budget = NO_BUDGET,
+        progress: Progress | None = None,
+    ) -> None:
+        if requests not in (1, 2):
+            raise ValueError("one or two requests")
+        self.model: Final = model
+        self.result: Final = Result(model.name, requests, budget)
+        self._requests = requests
+        self._progress = progress
+        self._env_ids: dict[Environment, int] = {}
+        self._envs: list[Environment] = []
+        self._ids: dict[Request, int] = {}
+        self._all: list[Request] = []
+        self._claims: list[int] = []
+        self._arcs: dict[int, Arcs] = {}
+        self._events: dict[int, list[tuple[Cost, int, str]]] = {}
+        self._hits: dict[tuple[str, int, int], tuple[int, str] | None] = {}
+        self._rest: dict[int, bool] = {}
+        self._spend = _spending(budget)
+        self._whole = _budget_code(budget)
+
+    # --- the search ---
+
+    def run(self, limit: int | None = None) -> Result:
+        """Explore everything, or up to ``limit`` states. ``result.complete`` says which."""
+        started, result = time.perf_counter(), self.result
+        environment, request = self.model.begin()
+        rid = self._intern(request)
+        first = self._pack([rid] * self._requests, self._env(environment), self._whole)
+        index: dict[int, int] = {first: 0}
+        order, parents = [first], array("I", [0])
+        edges, offsets = array("I"), array("Q", [0])  # of fair steps, for the check of rest
+        position, level_end, transitions = 0, 1, 0
+        try:
+            while position < len(order):
+                if position == level_end:
+                    level_end = len(order)
+                    result.depth += 1
+                    self._update(started, order, transitions)
+                    if self._progress is not None:
+                        self._progress(result, level_end - position)
+                if limit is not None and len(order) > limit:
+                    break
+                fair, other = self._successors(order[position])
+                transitions += len(fair) + len(other)
+                for state in fair:
+                    found = index.setdefault(state, len(order))
+                    if found == len(order):
+                        order.append(state)
+                        parents.append(position)
+                    edges.append(found)
+                offsets.append(len(edges))
+                for state in other:
+                    if state not in index:
+                        index[state] = len(order)
+                        order.append(state)
+                        parents.append(position)
+                position += 1
+            else:
+                result.complete = True
+                index.clear()
+                stuck = self._stuck(order, edges, offsets)
+                if stuck is not None:
+                    path = self._path(order, parents, stuck)
+                    result.violation = self._violation(path, None)
+        except _Found as found_one:
+            path = self._path(order, parents, position)
+            result.violation = self._violation(path, found_one)
+        self._update(started, order, transitions)
+        result.seen = frozenset(self._seen(order))
+        return result
+
+    def _update(self, started: float, order: list[int], transitions: int) -> None:
+        self.result.states, self.result.transitions = len(order), transitions
+        self.result.seconds = time.perf_counter() - started
+
+    def _successors(self, state: int) -> tuple[list[int], list[int]]:
+        """The states after one step: those that can be counted on, and the others.
+
+        Raises :class:`_Found`."""
+        budget = state & _BUDGET_MASK
+        env = (state >> _BUDGET_BITS) & _ENV_MASK
+        spend = self._spend[budget]
+        low = (state >> _LOW) & _REQUEST_MASK
+        fair: list[int] = []
+        other: list[int] = []
+        if self._requests == 1:
+            ids: tuple[int, ...] = (low,)
+            arcs = self._arcs.get((low << _ENV_BITS) | env) or self._compile(env, low)
+            fair += [arc[4] | budget for arc in arcs.fair]
+            for arc in arcs.other:
+                left = spend[arc[0]]
+                if left >= 0:
+                    other.append(arc[4] | left)
+            if arcs.suspect:
+                self._suspect(arcs.suspect, 0, low, -1, budget)
+        else:
+            high = state >> (_LOW + _REQUEST_BITS)
+            ids = (high, low)
+            for who, rid in enumerate(ids):
+                mate = low if who == 0 else high
+                claimed, mate_low = self._claims[mate], mate << _LOW
+                mate_high = mate_low << _REQUEST_BITS
+                arcs = self._arcs.get((rid << _ENV_BITS) | env) or self._compile(env, rid)
+                for _, needs, target, as_high, as_low in arcs.fair:
+                    if needs & claimed:
+                        continue
+                    if target >= mate:
+                        fair.append(as_high | mate_low | budget)
+                    else:
+                        fair.append(mate_high | as_low | budget)
+                for cost, needs, target, as_high, as_low in arcs.other:
+                    left = spend[cost]
+                    if left < 0 or needs & claimed:
+                        continue
+                    if target >= mate:
+                        other.append(as_high | mate_low | left)
+                    else:
+                        other.append(mate_high | as_low | left)
+                if arcs.suspect:
+                    self._suspect(arcs.suspect, who, rid, mate, budget)
+                if rid == mate:
+                    break  # alike: the second one's steps are the first one's
+        self._node_events(env, ids, budget, fair, other)
+        return fair, other
+
+    def _suspect(
+        self, arcs: list[tuple[Arc, Step]], who: int, rid: int, mate: int, budget: int
+    ) -> None:
+        faultless = budget & 3 == self._whole & 3
+        claimed = self._claims[mate] if mate >= 0 else 0
+        for arc, step in arcs:
+            left = self._spend[budget][arc[0]]
+            if left < 0 or arc[1] & claimed or not (step.violation or faultless):
+                continue
+            env = (arc[4] >> _BUDGET_BITS) & _ENV_MASK
+            ids = [arc[2], mate] if mate >= 0 else [arc[2]]
+            what = step.violation or "without any fault, only a heartbeat can help here"
+            raise _Found(who, step.label, self._pack(ids, env, left), what)
+
+    def _node_events(
+        self, env: int, ids: tuple[int, ...], budget: int, fair: list[int], other: list[int]
+    ) -> None:
+        events = self._events.get(env)
+        if events is None:
+            events = self._events[env] = [
+                (cost, self._env(after), label)
+                for label, cost, after in self.model.events(self._envs[env])
+            ]
+        spend = self._spend[budget]
+        for cost, after, label in events:
+            left = spend[cost]
+            if left < 0:
+                continue
+            targets = []
+            for rid in ids:
+                hit = self._hit(label, env, rid)
+                if hit is None:
+                    break
+                targets.append(hit[0])
+                if hit[1]:
+                    raise _Found(-1, label, state=self._pack(ids, after, left), what=hit[1])
+            else:
+                (other if cost else fair).append(self._pack(targets, after, left))
+
+    # --- compiled steps ---
+
+    def _compile(self, env: int, rid: int) -> Arcs:
+        arcs = Arcs([], [], [], {})
+        for step in self.model.steps(self._envs[env], self._all[rid]):
+            target, after = self._intern(step.request), self._env(step.environment)
+            as_low = (target << _LOW) | (after << _BUDGET_BITS)
+            as_high = (target << (_LOW + _REQUEST_BITS)) | (after << _BUDGET_BITS)
+            arc = (step.cost, step.needs, target, as_high, as_low)
+            if step.violation:
+                arcs.suspect.append((arc, step))
+                continue
+            key = (step.cost, target, after)
+            if (target == rid and after == env) or key in arcs.labels:
+                continue
+            if step.repair:
+                arcs.suspect.append((arc, step))
+            arcs.labels[key] = step.label
+            (arcs.other if step.cost else arcs.fair).append(arc)
+        self._arcs[(rid << _ENV_BITS) | env] = arcs
+        return arcs
+
+    def _hit(self, label: str, env: int, rid: int) -> tuple[int, str] | None:
+        key = (label, env, rid)
+        if key not in self._hits:
+            hit = self.model.hit(label, self._envs[env], self._all[rid])
+            self._hits[key] = None if hit is None else (self._intern(hit.request), hit.violation)
+        return self._hits[key]
+
+    def _intern(self, request: Request) -> int:
+        rid = self._ids.get(request)
+        if rid is None:
+            rid = self._ids[request] = len(self._all)
+            self._all.append(request)
+            self._claims.append(self.model.claims(request))
+        return rid
+
+    def _env(self, environment: Environment) -> int:
+        env = self._env_ids.get(environment)
+        if env is None:
+            env = self._env_ids[environment] = len(self._envs)
+            self._envs.append(environment)
+        return env
+
+    @staticmethod
+    def _pack(ids: Sequence[int], env: int, budget: int) -> int:
+        packed = 0
+        for rid in sorted(ids, reverse=True):
+            packed = (packed << _REQUEST_BITS) | rid
+        return (packed << _LOW) | (env << _BUDGET_BITS) | budget
+
+    def _unpack(self, state: int) -> tuple[int, tuple[int, ...]]:
+        """(environment, requests)."""
+        env = (state >> _BUDGET_BITS) & _ENV_MASK
+        shifts = (_LOW + _REQUEST_BITS * n for n in range(self._requests))
+        ids = [(state >> shift) & _REQUEST_MASK for shift in shifts]
+        return env, tuple(reversed(ids))
+
+    # --- rest ---
+
+    def _stuck(self, order: list[int], edges: "array[int]", offsets: "array[int]") -> int | None:
+        """The first state that cannot come to rest by fair steps: backward reachability."""
+        total = len(order)
+        starts = array("I", bytes(4 * (total + 1)))  # of each state's predecessors
+        for target in edges:
+            starts[target] += 1
+        for position in range(1, total + 1):
+            starts[position] += starts[position - 1]
+        sources = array("I", bytes(4 * len(edges)))
+        for position in range(total):
+            for edge in range(offsets[position], offsets[position + 1]):
+                target = edges[edge]
+                starts[target] -= 1
+                sources[starts[target]] = position
+        good = bytearray(total)
+        frontier = [position for position in range(total) if self._is_rest(order[position])]
+        for position in frontier:
+            good[position] = 1
+        while frontier:
+            position = frontier.pop()
+            for before in sources[starts[position] : starts[position + 1]]:
+                if not good[before]:
+                    good[before] = 1
+                    frontier.append(before)
+        stuck = good.find(0)
+        return None if stuck < 0 else stuck
+
+    def _seen(self, order: list[int]) -> set[Request]:
+        ids: set[int] = set()
+        for state in order:
+            ids.add((state >> _LOW) & _REQUEST_MASK)
+            if self._requests == 2:
+                ids.add(state >> (_LOW + _REQUEST_BITS))
+        return {self._all[rid] for rid in ids}
+
+    def _is_rest(self, state: int) -> bool:
+        env, ids = self._unpack(state)
+        for rid in ids:
+            key = (rid << _ENV_BITS) | env
+            rest = self._rest.get(key)
+            if rest is None:
+                rest = self._rest[key] = self.model.at_rest(self._envs[env], self._all[rid])
+            if not rest:
+                return False
+        return True
+
+    # --- counterexamples ---
+
+    @staticmethod
+    def _path(order: list[int], parents: "array[int]", position: int) -> list[int]:
+        path = [position]
+        while path[-1]:
+            path.append(parents[path[-1]])
+        return [order[p] for p in reversed(path)]
+
+    def _violation(self, path: list[int], found: _Found | None) -> Violation:
+        steps = [self._between(a, b) for a, b in pairwise(path)]
+        if found is not None:
+            steps.append(Taken(found.who, found.label, self._text(found.state)))
+            what = found.what
+        else:
+            what = "from here on it can never come to rest: a deadlock, a livelock or a leak"
+        return Violation(what, self._text(path[0]), tuple(steps))
+
+    def _between(self, before: int, after: int) -> Taken:
+        """The step that leads from one state to the other."""
+        env, ids = self._unpack(before)
+        text = self._text(after)
+        for who, rid in enumerate(ids):
+            others = ids[:who] + ids[who + 1 :]
+            claimed = 0
+            for other in others:
+                claimed |= self._claims[other]
+            arcs = self._arcs[(rid << _ENV_BITS) | env]
+            for cost, needs, target, _, as_low in (*arcs.fair, *arcs.other):
+                left = self._spend[before & _BUDGET_MASK][cost]
+                if left < 0 or needs & claimed:
+                    continue
+                target_env = (as_low >> _BUDGET_BITS) & _ENV_MASK
+                if self._pack([target, *others], target_env, left) == after:
+                    return Taken(who, arcs.labels[cost, target, target_env], text)
+        for cost, target_env, label in self._events[env]:
+            left = self._spend[before & _BUDGET_MASK][cost]
+            hits = [self._hit(label, env, rid) for rid in ids]
+            if left >= 0 and None not in hits:
+                targets = [hit[0] for hit in hits if hit is not None]
+                if self._pack(targets, target_env, left) == after:
+                    return Taken(-1, label, text)
+        raise AssertionError("a state without the step that led to it")
+
+    def _text(self, state: int) -> str:
+        env, ids = self._unpack(state)
+        return self.model.describe(self._envs[env], [self._all[rid] for rid in ids])
+
+
+def _budget_code(budget: Budget) -> int:
+    code = 0
+    for shift, value in zip((0, 2, 4, 6), budget, strict=True):
+        if not 0 <= value <= 3:
+            raise ValueError("a budget is 0 to 3")
+        code |= value << shift
+    return code
+
+
+def _spending(budget: Budget) -> dict[int, tuple[int, ...]]:
+    """budget code → budget code after a step of each cost; -1 where it cannot be paid."""
+    table = {}
+    for left in product(*(range(value + 1) for value in budget)):
+        code = _budget_code(Budget(*left))
+        paid = (code - (1 << shift) if left[n] else -1 for n, shift in enumerate((0, 2, 4, 6)))
+        table[code] = (code, *paid, code)
+    return table

@@ -1,0 +1,140 @@
+"""The vocabulary of exploration: budgets, steps, models, results.
+
+A *model* (:mod:`fsm.explore_pd_model`, :mod:`fsm.explore_unified`) says what one request can do,
+:mod:`fsm.explore` walks everything that one or two of them can do together."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+Cost: TypeAlias = int
+FREE: Final[Cost] = 0
+FAULT: Final[Cost] = 1
+ABORT: Final[Cost] = 2
+DEADLINE: Final[Cost] = 3
+REBUILD: Final[Cost] = 4
+OPERATOR: Final[Cost] = 5
+"""What a step costs: nothing (and then fairness may count on it), one unit of a budget, or an
+operator's command, which is free and cannot be counted on."""
+
+
+class Budget(NamedTuple):
+    """How much may go wrong in one run; each at most 3."""
+
+    faults: int = 0
+    aborts: int = 0
+    deadlines: int = 0
+    rebuilds: int = 0
+
+    def __str__(self) -> str:
+        return f"F{self.faults} A{self.aborts} D{self.deadlines} R{self.rebuilds}"
+
+
+NO_BUDGET: Final = Budget()
+
+Request: TypeAlias = Hashable
+Environment: TypeAlias = Hashable
+
+
+class Step(NamedTuple):
+    """What one request may do."""
+
+    label: str
+    cost: Cost
+    needs: int
+    """Pools of which it must get the last unit: bits as in :meth:`Model.claims`."""
+    environment: Environment
+    request: Request
+    repair: bool = False
+    """Only a heartbeat brings it about. Without a fault before, that is a violation."""
+    violation: str = ""
+
+
+class Hit(NamedTuple):
+    """What an event of a whole node does to one request."""
+
+    request: Request
+    violation: str = ""
+
+
+class Model(Protocol):
+    """One role, or pair of roles."""
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self) -> tuple[Environment, Request]: ...
+
+    def steps(self, environment: Environment, request: Request) -> list[Step]: ...
+
+    def claims(self, request: Request) -> int:
+        """The contended pools that this request holds the last unit of, one bit each."""
+        ...
+
+    def events(self, environment: Environment) -> list[tuple[str, Cost, Environment]]:
+        """What may hit the nodes as a whole: (label, cost, environment after it)."""
+        ...
+
+    def hit(self, label: str, environment: Environment, request: Request) -> Hit | None:
+        """What such an event does to a request; None if the request forbids it. ``environment``
+        is the one before it."""
+        ...
+
+    def at_rest(self, environment: Environment, request: Request) -> bool: ...
+
+    def describe(self, environment: Environment, requests: Sequence[Request]) -> str:
+        """One line for people."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One step of a counterexample: who, what, and the joint state after it."""
+
+    who: int
+    """Index of the request; -1 for an event of a node."""
+    label: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What is broken, and a shortest sequence of steps that breaks it."""
+
+    what: str
+    start: str
+    steps: tuple[Taken, ...]
+
+    def __str__(self) -> str:
+        width = len(str(len(self.steps)))
+        lines = [f"{self.what}", f"{'':{width}}  {self.start}"]
+        for number, step in enumerate(self.steps, 1):
+            who = f"r{step.who + 1}: " if step.who >= 0 else ""
+            lines += [f"{number:{width}}  {who}{step.label}", f"{'':{width}}    {step.after}"]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class Result:
+    """What one exploration came to."""
+
+    model: str
+    requests: int
+    budget: Budget
+    states: int = 0
+    transitions: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    violation: Violation | None = None
+    seen: frozenset[Request] = field(default_factory=frozenset)
+    """Every state that one request can be in."""
+
+    @property
+    def rate(self) -> float:
+        """States a second."""
+        return self.states / self.seconds if self.seconds else 0.0
+
+
+Progress: TypeAlias = Callable[[Result, int], None]
+"""Called now and then with the result so far and the number of states waiting."""

@@ -1,0 +1,264 @@
+"""A decode life and one of its legs in the middle of a step: see :mod:`fsm.explore_pd`."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from fsm import protocol
+from fsm.chart import Chart
+from fsm.explore_pd import (
+    ABSENT,
+    BUSY,
+    DEAD,
+    IDLE,
+    LAST,
+    OVER,
+    WRITTEN,
+    Core,
+    Design,
+    Frame,
+    Leg,
+    World,
+)
+from fsm.protocol import Address, FrameKind
+from fsm.rules import Decision, Facts, Message
+
+
+class Broken(Exception):  # noqa: N818 - the model has found what it looks for
+    """A property does not hold in the step being taken."""
+
+
+class Draft:
+    """What a step changes. ``current``: the leg is the one decode is in now."""
+
+    def __init__(
+        self, design: Design, world: World, core: Core, leg: Leg, current: bool = True
+    ) -> None:
+        self.design: Final = design
+        self.paused, self.prefill_weights, self.decode_weights, self.dirty = world
+        self.state, self.launched, self.copying, self.emitted, self.answers, self.weights = core
+        self.leg = leg
+        self.current = current
+        self.opened = False
+        """A rebuild has opened a new leg in this step."""
+        self.says: list[Frame] = []
+        """For the current leg, where that is not the one at hand."""
+
+    # --- frames ---
+
+    def tell_prefill(self, kinds: Sequence[FrameKind]) -> None:
+        """Decode says something on its current leg."""
+        for kind in kinds:
+            frame = (kind, self.decode_weights if kind == "hello" else 0)
+            if not self.current:
+                self.says.append(frame)
+            elif self.leg.state != DEAD:
+                self.leg = self.leg._replace(to_prefill=(*self.leg.to_prefill, frame))
+
+    def tell_decode(self, kinds: Sequence[FrameKind]) -> None:
+        """The prefill life at hand says something."""
+        if self.state == DEAD:
+            return
+        for kind in kinds:
+            weights = 0
+            if kind == "hello":
+                weights = self.prefill_weights
+            elif kind == "done":
+                weights = self.leg.weights
+            self.leg = self.leg._replace(to_decode=(*self.leg.to_decode, (kind, weights)))
+
+    # --- decode ---
+
+    def decode(self, message: Message, weights: int = 0) -> Decision:
+        """A message for the decode life, from its own node or on the leg at hand."""
+        design = self.design
+        while True:
+            facts = Facts(
+                launched=self.launched > 0 or self.copying,
+                outdated=message == "peer_done"
+                and design.is_outdated(weights, self.decode_weights, self.paused),
+            )
+            decision = design.decode_table[self.state, message, facts]
+            if decision.effect != "fire":
+                break
+            assert decision.event is not None
+            if decision.event == "landed":
+                self._land(weights)
+            self.move_decode(decision.event, message)
+            if not design.is_proof(message):
+                return decision
+        if decision.effect == "refuse":
+            raise Broken(f"decode: {message} makes no sense in {self.state}")
+        if self.current and message.startswith(("peer_", "wire_")):
+            self.tell_prefill(design.on_reply("decode", self.state, message, decision.effect))
+        return decision
+
+    def move_decode(self, event: str, cause: Message | None = None) -> None:
+        """Fire ``event`` on the decode life, and say what the protocol says."""
+        chart = self.design.decode
+        edge = chart.table[self.state, event]
+        before, after = chart.holds[edge.source], chart.holds[edge.target]
+        if "metadata_slots" in after - before and self.dirty:
+            raise Broken("a metadata slot is handed out that still names a room")
+        if self.design.clears_slot(chart, edge):
+            self.dirty = False
+        self.answers += "frontend_records" in before - after
+        self.state = edge.target
+        if event == "rebuild":
+            self.current, self.opened = False, True
+        met = edge.source in ("waiting", "receiving")
+        self.tell_prefill(self.design.on_moved("decode", edge, cause, met))
+
+    def _land(self, weights: int) -> None:
+        """Prefill's KV is used, with the token that came with it."""
+        if not self.dirty:
+            raise Broken("the slot does not name the room that has landed")
+        if self.emitted and not self.design.replays_first_token(1):
+            raise Broken("the last token that the client has is sampled again")
+        self.emitted, self.weights = True, weights
+
+    def computes(self) -> None:
+        """A step of decode reads its KV."""
+        if self.weights != self.decode_weights:
+            raise Broken("KV is used that was computed under other weights")
+
+    def slot_written(self) -> None:
+        """The metadata slot of decode names a room now."""
+        if self.state != DEAD:
+            self.dirty = True
+
+    # --- prefill ---
+
+    def prefill(self, message: Message) -> Decision:
+        """A message for the prefill life at hand."""
+        design = self.design
+        while True:
+            leg = self.leg
+            facts = Facts(launched=leg.launched > 0)
+            decision = design.prefill_table[leg.state, message, facts]
+            if decision.effect != "fire":
+                break
+            assert decision.event is not None
+            self.move_prefill(decision.event, message)
+            if not design.is_proof(message):
+                return decision
+        if decision.effect == "refuse":
+            raise Broken(f"prefill: {message} makes no sense in {leg.state}")
+        if message.startswith("peer_"):
+            refused = leg.note == REFUSED
+            self.tell_decode(
+                design.on_reply("prefill", leg.state, message, decision.effect, refused)
+            )
+        return decision
+
+    def move_prefill(self, event: str, cause: Message | None = None) -> None:
+        chart, leg = self.design.prefill, self.leg
+        edge = chart.table[leg.state, event]
+        if edge.pages == "cache" and leg.weights != self.prefill_weights:
+            raise Broken("pages go to the prefix cache that were computed under other weights")
+        answers = "frontend_records" in chart.holds[edge.source] - chart.holds[edge.target]
+        self.leg = leg._replace(state=edge.target, answers=leg.answers + answers)
+        if edge.target == "done":
+            self.leg = self.leg._replace(note=REFUSED if event == "reject" else None)
+        self.tell_decode(self.design.on_moved("prefill", edge, cause, leg.met))
+
+    def prefills(self) -> None:
+        """A step of prefill reads and writes KV."""
+        if self.leg.weights != self.prefill_weights:
+            raise Broken("a prompt is computed under two weights")
+
+    # --- arrival of frames ---
+
+    def at_prefill(self, kind: FrameKind, weights: int) -> None:
+        """A frame reaches the prefill node."""
+        leg = self.leg
+        if leg.state == ABSENT:
+            outcome = self.design.knock(kind, None, None)
+            if outcome.keep:
+                self.leg = leg._replace(note=(kind, weights))
+            self.tell_decode(outcome.reply)
+            return
+        if kind == "hello" and leg.state == "meeting":
+            self.leg = leg._replace(note=(kind, weights))
+            if weights != self.prefill_weights:
+                self.tell_decode(("reject",))
+                self.prefill("peer_reject")
+                return
+        self.prefill(protocol.READS["prefill"][kind])
+
+    def at_decode(self, kind: FrameKind, weights: int) -> None:
+        """A frame reaches the decode node."""
+        if self.state in (ABSENT, DEAD) or not self.accepted():
+            return
+        message = protocol.READS["decode"][kind]
+        if message == "peer_hello" and self.state == "meeting" and weights != self.decode_weights:
+            self.tell_prefill(("reject",))
+            message = "peer_reject"
+        self.decode(message, weights)
+
+    def accepted(self) -> bool:
+        """Whether decode takes what the prefill life at hand says for the life that it is in."""
+        design = self.design
+        name = "prefill" if self.current else "earlier prefill"
+        address = Address(design.room_of(self.current), name, "decode")
+        peer = None if self.state == "meeting" else "prefill"
+        return design.accepts(address, design.room_of(True), "decode", peer)
+
+    # --- the end of a turn ---
+
+    def settle(self) -> None:
+        """Deliver what is due on both nodes, until nothing is."""
+        due = self.design.due
+        while self.leg.state not in (ABSENT, DEAD):
+            leg = self.leg
+            message = due(
+                "prefill",
+                leg.state,
+                launched=leg.launched > 0,
+                writing=leg.wire in (BUSY, LAST),
+            )
+            if message is None or self.prefill(message).effect != "fire":
+                break
+        while self.state not in (ABSENT, DEAD):
+            message = due(
+                "decode",
+                self.state,
+                launched=self.launched > 0 or self.copying,
+                paused=self.paused,
+            )
+            if message is None or self.decode(message).effect != "fire":
+                break
+
+    def must_be_answered(self, chart: Chart, state: str, answers: int) -> None:
+        """After an abort: the client has been told, and only what may still be touched is held."""
+        if chart.is_live(state) or not answers:
+            raise Broken(f"aborted, but {chart.name} is still {state}")
+
+    # --- canonical form ---
+
+    def frozen(self) -> tuple[World, Core, Leg]:
+        world = World(self.paused, self.prefill_weights, self.decode_weights, self.dirty)
+        leg = self.leg
+        if leg.state in OVER:
+            leg = leg._replace(
+                wire=IDLE if leg.wire == WRITTEN else leg.wire,
+                weights=0,
+                note=leg.note if leg.note == REFUSED else None,
+            )
+        elif leg.note is not None and leg.state not in (ABSENT, "meeting"):
+            leg = leg._replace(note=None)
+        if not self.current and leg.to_decode and not self.accepted():
+            leg = leg._replace(to_decode=())
+        over = self.state in OVER
+        core = Core(
+            self.state,
+            self.launched,
+            self.copying,
+            self.emitted and not over,
+            self.answers,
+            0 if over else self.weights,
+        )
+        return world, core, leg
+
+
+REFUSED: Final[Frame] = ("reject", 0)
+"""The note of a prefill life that was refused at the door: it answers a later hello with it."""
