@@ -119,6 +119,8 @@ class NodeReplay(Replay):
                 self._jump(line, life)
                 return
             step = meant
+            if line.source != life.stage:
+                life.tokens = line.tokens  # it was computing, unseen
         if line.attempt != life.attempt or line.rid != life.rid:
             self._not_itself(line, life)
         if step.first or line.cause is not None:

@@ -55,8 +55,9 @@ class Replay:
         knowing and no fault; with ``complete``, a trace that is no whole story is at fault."""
         self._line = self.header
         notes = []
-        self._no_answer()
-        self._keeps()
+        if self.footer is not None or complete:
+            self._no_answer()
+            self._keeps()
         if self.footer is None:
             notes.append(f"truncated: {cut or 'it has no footer'}")
         elif not self.footer.at_rest:

@@ -1,4 +1,4 @@
-"""``fsm-replay``: scenarios, from the command line.
+"""``fsm-replay``: what requests did, from a trace, and what they do, from a scenario.
 
 Exit codes: 0 everything fits, 1 faults were found, 2 something could not be used.
 """
@@ -17,10 +17,21 @@ from rich.markup import escape
 
 from engine.sim.scenario import Outcome, ScenarioError, run_file
 from engine.sim.traces import difference, rewrite
+from server import replay_check, replay_show, replay_stats
+from server.replay_files import FAULTS, FITS, UNUSABLE
 
-FITS: Final = 0
-FAULTS: Final = 1
-UNUSABLE: Final = 2
+HELP: Final = """\
+Replay what requests did, and say what does not fit. `interlock serve --trace FILE` writes traces;
+docs/trace-format.md describes them."""
+
+EPILOG: Final = """\
+examples:
+  fsm-replay trace.jsonl                           does it fit?
+  fsm-replay show --tail 20 trace.jsonl            the last lines, readable
+  fsm-replay timeline trace.jsonl -o trace.svg     a picture of it
+  fsm-replay COMMAND --help                        more about one command
+
+exit codes: 0 it fits · 1 faults were found · 2 a file that cannot be used"""
 
 RUN_HELP: Final = """\
 Run scenario files on a simulated cluster: the production scheduler in virtual time, with the hash
@@ -59,11 +70,21 @@ class Tally:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="fsm-replay", description="Replay what requests do, and say what does not fit."
+        prog="fsm-replay",
+        usage="fsm-replay [COMMAND] TRACE …",
+        description=HELP,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_run(commands)
-    options = parser.parse_args(arguments)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, prog="fsm-replay"
+    )
+    for add in (replay_check.add, replay_show.add, replay_stats.add, add_run):
+        add(commands)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] not in {*commands.choices, "-h", "--help"}:
+        given.insert(0, "check")
+    options = parser.parse_args(given)
     handler: Callable[[argparse.Namespace], int] = options.handler
     try:
         return handler(options)
@@ -96,7 +117,7 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run(options: argparse.Namespace) -> int:
     """``fsm-replay run``."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     tally = Tally()
     began = time.perf_counter()
     try:

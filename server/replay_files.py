@@ -1,0 +1,106 @@
+"""What the subcommands of ``fsm-replay`` that read traces share: files, progress, exit codes."""
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from fsm.replay_faults import Fault
+from fsm.trace_read import TraceReader, Unusable
+
+FITS: Final = 0
+FAULTS: Final = 1
+UNUSABLE: Final = 2
+
+EXIT_CODES: Final = "exit codes: 0 it fits · 1 faults were found · 2 a file that cannot be used"
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
+"""What ``add_subparsers`` returns; argparse has no public name for it."""
+
+BIG: Final = 8 << 20
+"""Bytes of traces from which on a terminal is shown progress."""
+
+
+def command(
+    commands: Commands,
+    name: str,
+    handler: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    examples: str,
+    traces: str = "+",
+) -> argparse.ArgumentParser:
+    """The parser of a subcommand that reads ``traces`` trace files (argparse's ``nargs``)."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=f"examples:\n{examples}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "traces", nargs=traces, type=Path, metavar="TRACE", help="a trace, plain or .gz"
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help=f"write {what} here, not to the terminal"
+    )
+
+
+def console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
+def open_traces(paths: Sequence[Path]) -> list[TraceReader]:
+    """Readers of all traces. Raises :class:`Unusable` for the first that cannot be used."""
+    return [TraceReader(path) for path in paths]
+
+
+@contextlib.contextmanager
+def progress(readers: Sequence[TraceReader]) -> Iterator[Callable[[], None]]:
+    """Call what this yields now and then: on a terminal, big traces have a progress bar."""
+    screen = console(stderr=True)
+    size = sum(reader.size for reader in readers)
+    if not screen.is_terminal or size < BIG:
+        yield lambda: None
+        return
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda: bar.update(task, completed=sum(reader.position for reader in readers))
+
+
+def unusable(error: Unusable | OSError) -> int:
+    """Say why something cannot be used; returns the exit code."""
+    console(stderr=True).print(f"[red]unusable[/] {escape(str(error))}")
+    return UNUSABLE
+
+
+class Faults:
+    """Prints the first ``limit`` faults, and counts all."""
+
+    def __init__(self, limit: int) -> None:
+        self.count = 0
+        self._limit = limit
+        self._console = console()
+
+    def __call__(self, fault: Fault) -> None:
+        self.count += 1
+        if not self._limit or self.count <= self._limit:
+            self._console.print(f"[red]fault[/] {escape(str(fault))}")
+        elif self.count == self._limit + 1:
+            self._console.print(f"[dim]… the faults after the first {self._limit} are counted[/]")
