@@ -137,6 +137,8 @@ class SchedulerCore(ABC):
         self.model: Final = model
         self.boot_id: Final = boot_id
         self.node: Final = node or f"{self.role}-0"
+        self.weights = model.weights_digest
+        """Digest of the weights that compute now."""
         self._clock = clock
         self._runner = runner
         self.tracer: Final = Tracer(self.node, clock, trace)
@@ -211,6 +213,15 @@ class SchedulerCore(ABC):
         """What an accepted request with ``prompt`` needs besides the base kit."""
         return set()
 
+    def _check_pair(self, message: Submit) -> None:
+        """Raise :class:`~engine.intake.Refusal` for what a role with peers cannot pair."""
+
+    def _paired(self, request: Request, message: Submit) -> None:
+        """Note what a role with peers needs to know of a request."""
+
+    def _enqueued(self, request: Request) -> None:
+        """The request is in its first state after intake."""
+
     @abstractmethod
     def _queue_up(self, request: Request, leases: dict[Resource, Lease]) -> str:
         """Reserve what the first state after intake holds besides session and group; the event."""
@@ -236,6 +247,7 @@ class SchedulerCore(ABC):
         prompt, max_new = message.prompt, 0
         try:
             self._check_ids(message.rid, rids)
+            self._check_pair(message)
             if message.session is not None:
                 prompt = self._session_prompt(message)
             max_new = check_submission(message, prompt, self.limits)
@@ -533,6 +545,7 @@ class SchedulerCore(ABC):
             group,
         )
         request.max_new_tokens = max_new_tokens
+        self._paired(request, message)
         stop_ids = set(message.sampling.stop_token_ids)
         if not message.sampling.ignore_eos:
             stop_ids |= set(self.model.eos_token_ids)
@@ -573,6 +586,7 @@ class SchedulerCore(ABC):
         if deadline_s is not None:
             request.client_deadline = now + deadline_s
             self._deadlines.set(request.client_deadline, "client", request)
+        self._enqueued(request)
 
     # --- moving requests ---
 
@@ -693,11 +707,37 @@ class SchedulerCore(ABC):
                 continue
             if request.is_prefill:
                 budget -= span[1]
-            row = request.leases["rows"]
-            if not isinstance(row, SlotLease):
-                raise LifecycleBug(f"{request.rid} has no row")
-            spans.append(Span(request, row.slot, self._pages(request).table, *span))
+            row = self._row(request).slot
+            spans.append(Span(request, row, self._pages(request).table, *span))
         return spans
+
+    def _init_row(self, request: Request, row: SlotLease) -> None:
+        """The runner is to know the request's history, before the next step."""
+        self._rows_taken.append(
+            RowInit(
+                row.slot,
+                list(request.tokens),
+                request.prompt_len,
+                request.sampling,
+                tuple(sorted(request.stop_ids)),
+            )
+        )
+
+    def _admitted(self, request: Request) -> None:
+        """The request is on the device for the first time: its running time begins."""
+        request.admitted_at = self._clock()
+        request.cached_tokens = request.committed
+        self.stats.cached_tokens += request.cached_tokens
+        self.stats.prompt_tokens += request.prompt_len
+        if self.config.running_timeout_s is not None:
+            deadline = request.admitted_at + self.config.running_timeout_s
+            self._deadlines.set(deadline, "running", request)
+
+    def _row(self, request: Request) -> SlotLease:
+        row = request.leases["rows"]
+        if not isinstance(row, SlotLease):
+            raise LifecycleBug(f"{request.rid} in {request.state} has no row")
+        return row
 
     def _pages(self, request: Request) -> Pages:
         pages = request.leases["pages"]
@@ -714,28 +754,39 @@ class SchedulerCore(ABC):
         if item.sample:
             if sampled.token is None:
                 raise LifecycleBug(f"{request.rid}: a step that samples returned no token")
-            finish = endings.ending(request, sampled.token)
-            message = "last_token_committed" if finish else "token_committed"
+            message, finish = self._outcome(request, sampled.token)
         decision = self._decide(request, message, facts)
         if decision.effect not in ("fire", "keep"):
             return
         request.committed = item.start + item.count
         if sampled.token is not None and request.max_new_tokens > 0:
-            request.tokens.append(sampled.token)
-            self.stats.generated_tokens += 1
-            if request.first_token_at is None:
-                request.first_token_at = self._clock()
-            self.outbox.token(request, sampled)
+            self._append(request, sampled)
         if decision.event == "prefilled":
-            self._prompt_committed(request)
+            self._prompt_committed(request, sampled)
         self._apply(request, message, decision, finish)
+
+    def _outcome(self, request: Request, token: int) -> tuple[Message, Finish | None]:
+        """What a sampled token means for a request: whether it ends it, and how."""
+        finish = endings.ending(request, token)
+        return ("last_token_committed" if finish else "token_committed"), finish
+
+    def _append(self, request: Request, sampled: Sampled) -> None:
+        """Deliver a token."""
+        if sampled.token is None:
+            raise LifecycleBug(f"{request.rid}: no token to deliver")
+        request.tokens.append(sampled.token)
+        self.stats.generated_tokens += 1
+        if request.first_token_at is None:
+            request.first_token_at = self._clock()
+        self.outbox.token(request, sampled)
 
     def _commit_failure(self, item: BatchItem, request: Request, error: str) -> None:
         facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
         decision = self._decide(request, "step_failed", facts)
         self._apply(request, "step_failed", decision, endings.failed(error))
 
-    def _prompt_committed(self, request: Request) -> None:
+    def _prompt_committed(self, request: Request, sampled: Sampled) -> None:
+        """The prompt's KV is committed, with its first token: share it, and store it."""
         lock = request.leases["prefix_locks"]
         if isinstance(lock, PrefixLock):
             self.kv.cache_prompt(request, self._pages(request), lock)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from engine.request import Request
 from fsm.chart import Chart
 
-TimerKind: TypeAlias = Literal["prefetch", "waiting", "running", "client"]
+TimerKind: TypeAlias = Literal[
+    "prefetch", "waiting", "running", "client", "meeting", "transfer", "held"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,15 @@ class Timer:
     kind: TimerKind
     request: Request
     attempt: int
+
+
+_STATES: Final[dict[TimerKind, tuple[str, ...]]] = {
+    "waiting": (),
+    "meeting": ("meeting",),
+    "transfer": ("receiving", "sending"),
+    "held": ("held",),
+}
+"""Deadlines that count in one attempt only, and where; waiting is wherever a chart's queue is."""
 
 
 class Deadlines:
@@ -51,8 +62,12 @@ class Deadlines:
         state = timer.request.state
         if timer.kind == "prefetch":
             return state == "prefetching"
+        if timer.kind in _STATES and timer.request.attempt != timer.attempt:
+            return False
         if timer.kind == "waiting":
-            return state in self._queued and timer.request.attempt == timer.attempt
+            return state in self._queued
+        if timer.kind in _STATES:
+            return state in _STATES[timer.kind]
         return self._chart.is_live(state)
 
     @property

@@ -34,6 +34,9 @@ def expired(request: Request, kind: str) -> Finish:
         "waiting": "waiting timeout: not admitted in time",
         "running": "running timeout: not finished in time",
         "client": "deadline exceeded",
+        "meeting": "the other half of this request was not met in time",
+        "transfer": "the transfer of its KV took too long",
+        "held": "it was held for too long",
     }[kind]
     if kind == "client" and request.output_len:
         return Finish(type="abort", message=what)

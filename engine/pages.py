@@ -12,7 +12,7 @@ from typing import Final
 
 from engine.prefix_cache import Node, PrefixCache
 from engine.request import Request
-from fsm.ledger import CountPool, Exhausted, Lease, LeaseObserver, PagePool, PoolCounts
+from fsm.ledger import QUARANTINE, CountPool, Exhausted, Lease, LeaseObserver, PagePool, PoolCounts
 from fsm.resources import Disposition
 from fsm.trace import Balance
 
@@ -36,7 +36,7 @@ class PrefixLock(Lease):
 class Pages(Lease):
     """The pages of one request, in token order."""
 
-    __slots__ = ("_kv", "request", "shared", "table")
+    __slots__ = ("_kv", "quarantined", "request", "shared", "table")
 
     def __init__(self, kv: Kv, request: Request, table: array[int], shared: int) -> None:
         super().__init__("pages", request.life, len(table))
@@ -45,6 +45,7 @@ class Pages(Lease):
         self.table: Final = table
         self.shared: Final = shared
         """How many leading pages came from the prefix cache, their KV ready to use."""
+        self.quarantined = False
 
     @property
     def capacity(self) -> int:
@@ -124,6 +125,21 @@ class Kv:
         table.extend(own)
         return Pages(self, request, table, len(shared)), lock
 
+    def reserve_new(self, request: Request, positions: int) -> Pages | None:
+        """Pages of its own for ``positions``, nothing shared (memory for a peer to write into);
+        None without room."""
+        count = self.pages_for(positions)
+        if count > self.available:
+            return None
+        return Pages(self, request, array("q", self._take(request.life, count)), 0)
+
+    def quarantine(self, lease: Pages) -> None:
+        """Somebody else may still write into these pages: they are nobody's until that is over."""
+        for page in lease.table:
+            self.pool.share(page, f"{QUARANTINE}{lease.owner}")
+        lease.quarantined = True
+        self._note("quarantine", lease.owner, len(lease.table))
+
     def extend(self, lease: Pages, count: int) -> bool:
         if count > self.available:
             return False
@@ -148,6 +164,9 @@ class Kv:
         if disposition == "cache":
             full = min(request.committed, len(request.tokens)) // self.page_size
             self.keep(lease.owner, request.tokens, lease.table, full)
+        if lease.quarantined:
+            for page in lease.table:
+                self.pool.drop(page, f"{QUARANTINE}{lease.owner}")
         self.drop(lease.owner, lease.table)
 
     def take(self, owner: str, count: int) -> list[int] | None:

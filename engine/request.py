@@ -13,6 +13,7 @@ recomputation after a retraction alike."""
 
 from typing import Final
 
+from engine.pairing import Pairing
 from engine.spans import Span
 from fsm.journal import Journal
 from fsm.ledger import Lease
@@ -42,6 +43,7 @@ class Request:
         "max_new_tokens",
         "order",
         "overtaken",
+        "pairing",
         "priority",
         "prompt_len",
         "retractions",
@@ -102,6 +104,8 @@ class Request:
         self.first_token_at: float | None = None
         self.client_deadline: float | None = None
         self.finish: Finish | None = None
+        self.pairing: Pairing | None = None
+        """With a peer: the room, and what is known of the other half."""
         self.withheld = False
         """A fault hook or a test keeps it out of steps."""
 

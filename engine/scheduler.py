@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from engine.batch import RowInit
 from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore, Stats
 from engine.policy import Candidate, Holder, Need, admit, allot, displace
 from engine.request import Request
@@ -162,25 +161,10 @@ class Scheduler(SchedulerCore):
         except Exhausted:
             return False
         row = self.rows.reserve(request.life)
-        cached = pages.shared * self.config.page_size
-        request.launched = request.committed = cached
+        request.launched = request.committed = pages.shared * self.config.page_size
         if request.attempt == 0:
-            request.cached_tokens = cached
-            request.admitted_at = self._clock()
-            self.stats.cached_tokens += cached
-            self.stats.prompt_tokens += request.prompt_len
-            if self.config.running_timeout_s is not None:
-                deadline = request.admitted_at + self.config.running_timeout_s
-                self._deadlines.set(deadline, "running", request)
-        self._rows_taken.append(
-            RowInit(
-                row.slot,
-                list(request.tokens),
-                request.prompt_len,
-                request.sampling,
-                tuple(sorted(request.stop_ids)),
-            )
-        )
+            self._admitted(request)
+        self._init_row(request, row)
         leases: dict[Resource, Lease] = {"rows": row, "pages": pages, "prefix_locks": lock}
         event = "admit" if request.state == "waiting" else "readmit"
         self._fire(request, event, "scheduler", "", leases)

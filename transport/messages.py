@@ -87,6 +87,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     session: str | None = None
     deadline_s: float | None = None
     """The client's own end-to-end deadline, in seconds from arrival."""
+    room: str = ""
+    """With prefill and decode apart: what introduces the two halves of this request."""
+    prefill: str = ""
+    """For decode: the node that computes the prompt."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

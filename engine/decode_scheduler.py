@@ -1,0 +1,353 @@
+"""The scheduler of a decode node: memory is granted to prefill, what lands is decoded.
+
+Memory for the prompt and every token a request may generate is reserved with the grant, so
+decoding never runs out of it; what is retracted here is retracted on purpose (priority, operator,
+tests), with a copy in host memory.
+
+A pause that drops KV leaves requests *held*: they keep their tokens, and are computed again by
+prefill, under the weights of then, when generation goes on."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+import msgspec
+
+from engine.batch import PageExport, PageImport, PagesDone, Sampled
+from engine.config import EngineConfig
+from engine.core import LifecycleBug, ModelFacts, Runner
+from engine.host import HostPages, HostPool
+from engine.paired import MEETING_TIMEOUT_S, TRANSFER_TIMEOUT_S, PairedScheduler
+from engine.pairing import Pairing
+from engine.policy import Candidate, admit
+from engine.request import Request
+from engine.slots import SlotMemory, SlotPoolOfRecords
+from engine.store import PageStore
+from fsm import protocol
+from fsm.chart import Chart, Edge
+from fsm.decode import BASE_KIT, DECODE
+from fsm.ledger import CountPool, Exhausted, Lease, Pool
+from fsm.protocol import Role
+from fsm.resources import Resource
+from fsm.rules import Decision, Facts, Message
+from fsm.trace import Sink
+from transport.control import PeerDone, PeerFrame, PeerGrant, Recompute, SlotRecord
+from transport.messages import Finish
+
+QUEUE_SCAN: Final = 32
+HELD_TIMEOUT_S: Final = 3600.0
+
+
+class DecodeScheduler(PairedScheduler):
+    """All requests of one decode node."""
+
+    role: ClassVar[Role] = "decode"
+    chart: ClassVar[Chart] = DECODE
+    base_kit: ClassVar[frozenset[Resource]] = BASE_KIT
+    queued: ClassVar[frozenset[str]] = frozenset({"waiting", "retracted"})
+    on_device: ClassVar[frozenset[str]] = frozenset({"decoding"})
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelFacts,
+        kv_pages: int,
+        clock: Callable[[], float],
+        runner: Runner,
+        slots: SlotMemory,
+        host_pages: int,
+        store: PageStore | None = None,
+        boot_id: str = "boot",
+        node: str = "",
+        trace: Sink | None = None,
+        mint: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._slots = slots
+        self._mint = mint
+        self._host_total = host_pages
+        self._copies: dict[int, Request] = {}
+        self._tickets = 0
+        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+
+    # --- hooks ---
+
+    def _role_pools(self) -> list[Pool]:
+        self.metadata = SlotPoolOfRecords(self._slots)
+        self.receivers = CountPool("receivers", self._slots.total)
+        self.host = HostPool(self._host_total)
+        return [*super()._role_pools(), self.metadata, self.receivers, self.host]
+
+    def _runnable(self) -> list[Request]:
+        if self.paused:
+            return []
+        candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
+        admission = admit(
+            (self._candidate(request) for request in candidates.values()),
+            self.rows.free,
+            self.kv.available,
+            1 << 30,
+            -len(candidates),  # everything is reserved: nobody needs headroom
+            self.config.max_overtakes,
+        )
+        for life in admission.admit:
+            request = candidates[life]
+            ok = self._grant(request) if request.state == "waiting" else self._restore(request)
+            if not ok:
+                break
+        for life in admission.passed:
+            candidates[life].overtaken += 1
+        return [r for r in self.roster.device if not r.withheld]
+
+    def _candidate(self, request: Request) -> Candidate:
+        pages = self.kv.pages_for(self._extent(request))
+        return Candidate(request.life, pages, 0, request.overtaken, not request.withheld)
+
+    def _extent(self, request: Request) -> int:
+        """Positions that a request may ever need."""
+        return request.prompt_len + request.max_new_tokens
+
+    def _grant(self, request: Request) -> bool:
+        """Reserve everything, and tell prefill that it may write."""
+        pages = self.kv.reserve_new(request, self._extent(request))
+        if pages is None:
+            return False
+        leases: dict[Resource, Lease] = {"pages": pages}
+        try:
+            leases["metadata_slots"] = self.metadata.reserve(request.life)
+            leases["receivers"] = self.receivers.reserve(request.life)
+            leases["rows"] = self.rows.reserve(request.life)
+        except Exhausted:
+            for lease in leases.values():
+                lease.cancel()
+            return False
+        self._fire(request, "grant", "scheduler", "", leases)
+        self._deadlines.set(self._clock() + TRANSFER_TIMEOUT_S, "transfer", request)
+        return True
+
+    def _grant_frame(self, request: Request, pairing: Pairing) -> PeerGrant:
+        pages, slot = self._pages(request).table, self.metadata.slot_of(request)
+        count = self.kv.pages_for(len(self._asked(request)))
+        return PeerGrant(
+            room=pairing.room,
+            sender=request.life,
+            receiver=pairing.life,
+            pages=list(pages[:count]),
+            slot=slot,
+        )
+
+    def _asked(self, request: Request) -> list[int]:
+        """The tokens whose KV prefill computes: the last one of a rebuilt request is its next
+        input."""
+        return request.tokens[:-1] if request.output_len else request.tokens
+
+    def _facts(self, request: Request, frame: PeerFrame | None) -> Facts:
+        outdated = isinstance(frame, PeerDone) and protocol.is_outdated(
+            frame.weights, self.weights, self.paused
+        )
+        return Facts(launched=request.in_steps > 0, outdated=outdated)
+
+    def _note(self, request: Request, pairing: Pairing, frame: PeerFrame) -> None:
+        """What a decode life needs of a frame is in its slot."""
+
+    def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
+        super()._after(request, edge, cause)
+        if edge.target == "draining":
+            self.kv.quarantine(self._pages(request))
+        elif edge.target == "retracted":
+            request.attempt += 1
+            request.retractions += 1
+            self.stats.retracted += 1
+        elif edge.target == "held":
+            request.attempt += 1
+            request.retractions += 1
+            request.launched = request.committed = 0
+            self._deadlines.set(self._clock() + HELD_TIMEOUT_S, "held", request)
+        elif edge.event == "restored":
+            self._init_row(request, self._row(request))
+
+    # --- landing ---
+
+    def _hear(
+        self, request: Request, pairing: Pairing, node: str, message: Message, frame: PeerFrame
+    ) -> None:
+        if isinstance(frame, PeerDone) and request.state == "receiving":
+            # Read before the move: leaving *receiving* zeroes the slot.
+            pairing.record = self._slots.read(self.metadata.slot_of(request))
+            if not pairing.record or self._decoded(pairing).room != pairing.room:
+                return  # not written, whatever was said: it is said again with every heartbeat
+        super()._hear(request, pairing, node, message, frame)
+
+    def _apply(
+        self, request: Request, message: Message, decision: Decision, finish: Finish | None
+    ) -> None:
+        super()._apply(request, message, decision, finish)
+        if decision.event == "landed":
+            self._landed(request)
+
+    def _landed(self, request: Request) -> None:
+        """Everything is here: take the first token, unless the client has it already.
+
+        It may be the last one (B91); then no step is needed.
+        """
+        record = self._decoded(self._pairing(request))
+        request.launched = request.committed = len(self._asked(request))
+        finish: Finish | None = None
+        if not protocol.replays_first_token(request.output_len):
+            self._admitted(request)
+            request.cached_tokens = record.cached_tokens
+            _, finish = self._outcome(request, record.token)
+            if request.max_new_tokens > 0:
+                self._append(
+                    request,
+                    Sampled(
+                        record.token, record.logprob, record.top_logprobs, record.chosen_logprobs
+                    ),
+                )
+        self._init_row(request, self._row(request))
+        if finish is not None:
+            self._deliver(request, "last_token_committed", finish)
+
+    @staticmethod
+    def _decoded(pairing: Pairing) -> SlotRecord:
+        return msgspec.msgpack.decode(pairing.record, type=SlotRecord)
+
+    # --- retraction and pauses ---
+
+    def retract(self, rid: str) -> bool:
+        """Push a request out, with a copy of its KV in host memory. False where it cannot be."""
+        request = self.roster.live.get(rid)
+        if request is None or request.state != "decoding":
+            return False
+        pages = self._pages(request)
+        try:
+            host = self.host.reserve(request.life, len(pages.table))
+        except Exhausted:
+            finish = Finish(
+                type="abort",
+                message="Retraction host KV pool exhausted",
+                status=500,
+                err_type="InternalServerError",
+            )
+            request.finish = finish
+            self._fire(request, "fail", "scheduler", finish.message)
+            self._settle(request)
+            return False
+        self._fire(request, "retract", "scheduler", "forced", {"host_pages": host})
+        self._copy(request, PageExport(self._ticket(), array("q", pages.table)))
+        return True
+
+    def _restore(self, request: Request) -> bool:
+        """Bring a retracted request back: its KV is copied in before any step reads it."""
+        pages = self.kv.reserve_new(request, self._extent(request))
+        if pages is None:
+            return False
+        try:
+            row = self.rows.reserve(request.life)
+        except Exhausted:
+            pages.cancel()
+            return False
+        host = request.leases["host_pages"]
+        if not isinstance(host, HostPages):
+            raise LifecycleBug(f"{request.rid} has no copy in host memory")
+        blobs = host.blobs
+        self._fire(request, "readmit", "scheduler", "", {"rows": row, "pages": pages})
+        count = len(blobs)
+        self._copy(request, PageImport(self._ticket(), array("q", pages.table[:count]), blobs))
+        return True
+
+    def _copy(self, request: Request, work: PageExport | PageImport) -> None:
+        self._copies[work.ticket] = request
+        request.in_steps += 1
+        self._runner.launch(work)
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def pages_done(self, done: PagesDone) -> None:
+        """A copy to or from host memory has run."""
+        request = self._copies.pop(done.ticket, None)
+        if request is None:
+            super().pages_done(done)
+            return
+        self._now()
+        request.in_steps -= 1
+        host = request.leases.get("host_pages")
+        if done.error is not None:
+            finish = Finish(
+                type="error",
+                message=f"the copy of its KV failed: {done.error}",
+                status=500,
+                err_type="InternalServerError",
+            )
+            self._deliver(request, "step_failed", finish)
+        elif done.blobs and isinstance(host, HostPages):
+            host.blobs = done.blobs
+        self._settle(request)
+
+    def pause(self) -> None:
+        """Stop generating, and drop all KV as soon as nothing touches it."""
+        self._now()
+        self.paused = True
+        for request in list(self.roster.lives.values()):
+            self._settle(request)
+
+    def resume(self) -> None:
+        """Generate again; what was held is computed again by prefill."""
+        self._now()
+        self.paused = False
+        for request in list(self.roster.lives.values()):
+            self._settle(request)
+
+    def _due(self, request: Request, message: Message) -> None:
+        if message != "continued":
+            super()._due(request, message)
+            return
+        request.pairing = Pairing(self._mint(), self._pairing(request).node)
+        self._ask_again(request, request.pairing)
+        self._deadlines.set(self._clock() + MEETING_TIMEOUT_S, "meeting", request)
+        leases: dict[Resource, Lease] = {"rooms": self._open_room(request)}
+        self._fire(request, "rebuild", "scheduler", "", leases, cause="continued")
+
+    def _ask_again(self, request: Request, pairing: Pairing) -> None:
+        self._send(
+            pairing.node,
+            Recompute(
+                pairing.room,
+                request.rid,
+                self._asked(request),
+                request.sampling,
+                self.node,
+                request.priority,
+            ),
+        )
+
+    def _stand(self, request: Request, pairing: Pairing) -> None:
+        if request.state == "meeting" and request.attempt:
+            self._ask_again(request, pairing)
+        super()._stand(request, pairing)
+
+    def flush_cache(self) -> tuple[bool, str]:
+        states = [request.state for request in self.roster.lives.values()]
+        if not protocol.may_flush(self.chart, states, self.paused):
+            return False, "Cache not flushed: KV is in use."
+        freed = self.kv.cache.flush()
+        return True, f"Cache flushed: {freed} pages."
+
+    def use_weights(self, digest: str) -> tuple[bool, str]:
+        """Compute under other weights from now on; only where no KV of the old ones is in use."""
+        flushed, why = self.flush_cache()
+        if not flushed:
+            return False, why
+        self.weights = digest
+        return True, f"Weights: {digest}."
+
+    def _recompute(self, frame: Recompute) -> None:
+        self.malformed += 1  # nobody asks a decode node to compute a prompt
+
+    @property
+    def at_rest(self) -> bool:
+        return super().at_rest and not self._copies

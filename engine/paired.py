@@ -1,0 +1,477 @@
+"""What the schedulers of a prefill and of a decode node share: rooms, frames, heartbeats, peers.
+
+Whom a life tells what, and what a frame means, is in :mod:`fsm.protocol`; this module calls it
+and adds what the protocol leaves open: which node a frame goes to, what it carries, and which
+peers there are.
+
+A turn of the loop hands over what arrived (:meth:`PairedScheduler.receive`), and sends
+:meth:`PairedScheduler.mail`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from engine.config import EngineConfig
+from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore
+from engine.intake import Refusal
+from engine.pairing import Pairing
+from engine.request import Request
+from engine.store import PageStore
+from fsm import protocol
+from fsm.chart import Edge
+from fsm.ledger import CountPool, Lease, Pool
+from fsm.protocol import Address, Doors, FrameKind, Frames, Role, Terms
+from fsm.resources import Disposition, Resource
+from fsm.rules import Facts, Message
+from fsm.trace import Sink
+from transport.control import (
+    ControlFrame,
+    Heartbeat,
+    PeerAbort,
+    PeerDone,
+    PeerFrame,
+    PeerGrant,
+    PeerHello,
+    PeerLanded,
+    PeerQuiet,
+    PeerReject,
+    Recompute,
+)
+from transport.messages import Finish, Submit
+
+HEARTBEAT_S: Final = 1.0
+DOOR_CAPACITY: Final = 4096
+MEETING_TIMEOUT_S: Final = 30.0
+TRANSFER_TIMEOUT_S: Final = 60.0
+UNKNOWN_ROOM: Final = "the other half of this request has ended"
+
+KINDS: Final[dict[type, FrameKind]] = {
+    PeerHello: "hello",
+    PeerGrant: "grant",
+    PeerDone: "done",
+    PeerLanded: "landed",
+    PeerReject: "reject",
+    PeerAbort: "abort",
+    PeerQuiet: "quiet",
+}
+
+
+class RoomLease(Lease):
+    """An open room: frames that name it reach its life."""
+
+    __slots__ = ("_book", "room")
+
+    def __init__(self, book: PairedScheduler, owner: str, room: str) -> None:
+        super().__init__("rooms", owner)
+        self._book = book
+        self.room: Final = room
+
+    def _give_back(self, disposition: Disposition | None) -> None:
+        self._book.close_room(self.owner, self.room)
+
+
+@dataclass(slots=True)
+class Peer:
+    """A node that this one works with."""
+
+    boot_id: str
+    heard_at: float
+    paused: bool = False
+    missing: dict[str, int] | None = None
+    """Rooms of ours that its last heartbeats did not list: how often in a row."""
+
+
+class PairedScheduler(SchedulerCore):
+    """A node whose requests have another half on another node."""
+
+    role: ClassVar[Role]
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelFacts,
+        kv_pages: int,
+        clock: Callable[[], float],
+        runner: Runner,
+        store: PageStore | None = None,
+        boot_id: str = "boot",
+        node: str = "",
+        trace: Sink | None = None,
+    ) -> None:
+        self._rooms: dict[str, Request] = {}
+        self.room_pool: Final = CountPool(
+            "rooms", 2 * config.max_running_requests + config.max_queued_requests + 1
+        )
+        self.doors: Final = Doors(DOOR_CAPACITY)
+        self.peers: Final[dict[str, Peer]] = {}
+        self._mail: list[tuple[str, ControlFrame]] = []
+        self._next_heartbeat = 0.0
+        self.paused = False
+        """Generation is paused and KV is dropped (decode); frames and deadlines go on."""
+        self.malformed = 0
+        self._refused_room = ""
+        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+
+    # --- frames ---
+
+    def mail(self) -> list[tuple[str, ControlFrame]]:
+        """Frames to be sent, as (node, frame), in order."""
+        mail, self._mail = self._mail, []
+        return mail
+
+    def receive(self, node: str, frame: ControlFrame) -> None:
+        """A frame from ``node`` arrived."""
+        self._now()
+        match frame:
+            case Heartbeat():
+                self._heartbeat_arrived(node, frame)
+            case Recompute():
+                self._recompute(frame)
+            case _:
+                self._peer_frame(node, frame)
+
+    def peer_closed(self, node: str) -> None:
+        """The socket to a peer was closed, or its process is gone: it writes no more."""
+        self._now()
+        self.peers.pop(node, None)
+        for request in self._with(node):
+            self._prove(request, "peer_gone", self._gone(node))
+
+    def _peer_frame(self, node: str, frame: PeerFrame) -> None:
+        kind = KINDS[type(frame)]
+        message = protocol.READS[self.role].get(kind)
+        if message is None:
+            self.malformed += 1
+            return
+        address = Address(frame.room, frame.sender, frame.receiver)
+        request = self._rooms.get(frame.room)
+        pairing = request.pairing if request is not None else None
+        if (
+            request is None
+            or pairing is None
+            or not protocol.accepts(address, pairing.room, request.life, pairing.life)
+        ):
+            self._answer_at_door(node, kind, address, frame)
+            return
+        self._hear(request, pairing, node, message, frame)
+
+    def _hear(
+        self, request: Request, pairing: Pairing, node: str, message: Message, frame: PeerFrame
+    ) -> None:
+        """A frame for a life of ours: note what it carries, decide, and answer."""
+        if pairing.life is None:
+            pairing.life, pairing.node = frame.sender, node
+        finish = Finish(type="abort", message="the peer ended the request")
+        if isinstance(frame, PeerHello):
+            why = protocol.mismatch(self.terms, Terms(*frame.terms))
+            if why is not None:
+                finish = _incompatible(why)
+                pairing.reason, pairing.status = finish.message, finish.status
+                self._send(pairing.node, self._frame("reject", request, pairing))
+                message = "peer_reject"
+        elif isinstance(frame, (PeerAbort, PeerReject)):
+            finish = Finish(type="abort", message=frame.message, status=frame.status)
+        self._note(request, pairing, frame)
+        decision = self._decide(request, message, self._facts(request, frame))
+        if decision.effect in ("keep", "finished"):
+            replies = protocol.on_reply(self.role, request.state, message, decision.effect)
+            self._tell(request, pairing, replies)
+        self._apply(request, message, decision, finish)
+        if decision.effect == "fire" and protocol.is_proof(message):
+            self._prove(request, message, finish)
+
+    def _prove(self, request: Request, message: Message, finish: Finish) -> None:
+        """Deliver what also proves that the wire is silent, until it leads nowhere any more."""
+        while request.life in self.roster.lives:
+            decision = self._decide(request, message, self._facts(request, None))
+            if decision.effect != "fire":
+                return
+            self._apply(request, message, decision, finish)
+
+    def _answer_at_door(
+        self, node: str, kind: FrameKind, address: Address, frame: PeerFrame
+    ) -> None:
+        message, status = self._endings.get(address.room, (UNKNOWN_ROOM, 503))
+        for reply in self.doors.knock(kind, address):
+            self._send(node, _stranger(reply, address, message, status))
+        if isinstance(frame, PeerHello):
+            self._early_nodes[address.room] = (node, frame)
+            while len(self._early_nodes) > DOOR_CAPACITY:
+                self._early_nodes.popitem(last=False)
+
+    # --- hooks of the core ---
+
+    def submit(self, message: Submit) -> None:
+        """Intake. A live rid that comes again in a new room is a router's retry: the old life is
+        ended, and the new one admitted."""
+        old = self.roster.live.get(message.rid)
+        if old is not None and message.room and self._pairing(old).room != message.room:
+            finish = Finish(type="abort", message="superseded by a retry of the same request")
+            self._deliver(old, "abort", finish)
+        super().submit(message)
+
+    def _role_pools(self) -> list[Pool]:
+        self._early_nodes: OrderedDict[str, tuple[str, PeerHello]] = OrderedDict()
+        self._endings: OrderedDict[str, tuple[str, int | None]] = OrderedDict()
+        return [self.room_pool]
+
+    def _check_pair(self, message: Submit) -> None:
+        """Raise :class:`Refusal` for a submission that cannot be paired."""
+        if not message.room:
+            raise Refusal("bootstrap_room: is missing; prefill and decode are apart on this node")
+        if message.n > 1:
+            raise Refusal("n: more than one sample needs one room each")
+        if message.room in self._rooms:
+            raise Refusal(f"bootstrap_room: {message.room} is the room of a live request")
+
+    def _paired(self, request: Request, message: Submit) -> None:
+        # The same body reaches both; prefill learns who its peer is from the hello.
+        request.pairing = Pairing(message.room, message.prefill if self.role == "decode" else "")
+
+    def _queue_up(self, request: Request, leases: dict[Resource, Lease]) -> str:
+        leases["rooms"] = self._open_room(request)
+        deadline = self._clock() + MEETING_TIMEOUT_S
+        self._deadlines.set(deadline, "meeting", request)
+        return "enqueue"
+
+    def _open_room(self, request: Request) -> RoomLease:
+        pairing = self._pairing(request)
+        self.room_pool.take(request.life)
+        self._rooms[pairing.room] = request
+        return RoomLease(self, request.life, pairing.room)
+
+    def close_room(self, life: str, room: str) -> None:
+        """Called by the lease."""
+        del self._rooms[room]
+        self.room_pool.give_back(life, 1)
+
+    def _end_room(self, pairing: Pairing, how: FrameKind) -> None:
+        """Whoever asks for this room from now on is told how it ended."""
+        self.doors.ended(pairing.room, how)
+        self._endings[pairing.room] = (pairing.reason or UNKNOWN_ROOM, pairing.status)
+        while len(self._endings) > DOOR_CAPACITY:
+            self._endings.popitem(last=False)
+
+    def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
+        pairing = request.pairing
+        if pairing is None:
+            return
+        finish = request.finish
+        if not self.chart.is_live(edge.target) and finish is not None and not pairing.reason:
+            pairing.reason, pairing.status = finish.message or finish.type, finish.status
+        self._tell(request, pairing, protocol.on_moved(self.role, edge, cause, pairing.met))
+        if edge.event == "reject":
+            self._refused_at_door(request, pairing)
+        elif "rooms" in self.chart.holds[edge.source] - self.chart.holds[edge.target]:
+            self._end_room(pairing, "abort")
+
+    def _refused_at_door(self, request: Request, pairing: Pairing) -> None:
+        """Whoever said hello before is told; whoever says it later is told at the door."""
+        if pairing.room in self._rooms:
+            return  # refused because another life has the room: that one goes on
+        early = self.doors.arrived(pairing.room)
+        node = self._early_nodes.pop(pairing.room, ("", None))[0]
+        if early is not None and early[0] == "hello" and node:
+            pairing.life = early[1].sender
+            self._send(node, self._frame("reject", request, pairing))
+        self._end_room(pairing, "reject")
+
+    def _enqueued(self, request: Request) -> None:
+        """What was said to the room before the request arrived counts now."""
+        pairing = self._pairing(request)
+        early = self.doors.arrived(pairing.room)
+        node, hello = self._early_nodes.pop(pairing.room, ("", None))
+        if early is not None and early[0] == "hello" and hello is not None:
+            self._hear(request, pairing, node, "peer_hello", hello)
+        elif early is not None and early[0] in ("abort", "reject"):
+            finish = Finish(type="abort", message="the peer ended the request", status=503)
+            message: Message = "peer_abort" if early[0] == "abort" else "peer_reject"
+            pairing.life = early[1].sender
+            self._deliver(request, message, finish)
+
+    def _settle(self, request: Request) -> None:
+        while request.life in self.roster.lives:
+            message = protocol.due(
+                self.role,
+                request.state,
+                launched=request.in_steps > 0,
+                writing=bool(request.pairing is not None and request.pairing.writes),
+                paused=self.paused,
+            )
+            if message is None:
+                return
+            self._due(request, message)
+
+    def _due(self, request: Request, message: Message) -> None:
+        """Deliver a message that a life has coming from its own node."""
+        self._deliver(request, message)
+
+    def _facts(self, request: Request, frame: PeerFrame | None) -> Facts:
+        return Facts(launched=request.in_steps > 0)
+
+    @abstractmethod
+    def _note(self, request: Request, pairing: Pairing, frame: PeerFrame) -> None:
+        """Keep what a frame carries, before it is decided what it means."""
+
+    @abstractmethod
+    def _recompute(self, frame: Recompute) -> None:
+        """A decode node asks for a prompt to be computed again."""
+
+    # --- speaking ---
+
+    @property
+    def terms(self) -> Terms:
+        charts = ",".join(protocol.CHARTS[role].fingerprint for role in ("prefill", "decode"))
+        return Terms(
+            "page-major",
+            self.config.page_size,
+            self.config.dtype,
+            self.weights,
+            charts,
+        )
+
+    def _tell(self, request: Request, pairing: Pairing, frames: Frames) -> None:
+        for kind in frames:
+            if pairing.node:
+                self._send(pairing.node, self._frame(kind, request, pairing))
+
+    def _frame(self, kind: FrameKind, request: Request, pairing: Pairing) -> PeerFrame:
+        room, sender, receiver = pairing.room, request.life, pairing.life
+        reason, status = pairing.reason, pairing.status
+        match kind:
+            case "hello":
+                return PeerHello(
+                    room=room,
+                    sender=sender,
+                    receiver=receiver,
+                    node=self.node,
+                    role=self.role,
+                    terms=self.terms,
+                    max_prompt_tokens=self.limits.max_prompt_tokens,
+                )
+            case "grant":
+                return self._grant_frame(request, pairing)
+            case "done":
+                return PeerDone(room=room, sender=sender, receiver=receiver, weights=self.weights)
+            case "landed":
+                return PeerLanded(room=room, sender=sender, receiver=receiver)
+            case "quiet":
+                return PeerQuiet(room=room, sender=sender, receiver=receiver)
+            case "abort":
+                return PeerAbort(
+                    room=room, sender=sender, receiver=receiver, message=reason, status=status
+                )
+            case "reject":
+                return PeerReject(
+                    room=room, sender=sender, receiver=receiver, message=reason, status=status
+                )
+
+    def _grant_frame(self, request: Request, pairing: Pairing) -> PeerGrant:
+        raise LifecycleBug(f"{self.role} grants nothing ({request.rid}, room {pairing.room})")
+
+    def _send(self, node: str, frame: ControlFrame) -> None:
+        self._mail.append((node, frame))
+
+    # --- time and peers ---
+
+    def tick(self) -> None:
+        super().tick()
+        now = self._now()
+        if now >= self._next_heartbeat and (self._rooms or self.peers):
+            self._next_heartbeat = now + HEARTBEAT_S
+            self._beat(now)
+
+    def next_deadline(self) -> float | None:
+        times = [t for t in [super().next_deadline()] if t is not None]
+        if self._rooms:
+            times.append(self._next_heartbeat)
+        return min(times, default=None)
+
+    def _beat(self, now: float) -> None:
+        """Say what stands, and notice who is silent."""
+        nodes: dict[str, list[str]] = {name: [] for name in self.peers}
+        for room, request in list(self._rooms.items()):
+            pairing = self._pairing(request)
+            if not pairing.node:
+                continue
+            nodes.setdefault(pairing.node, []).append(room)
+            self._stand(request, pairing)
+        for node, rooms in nodes.items():
+            self._send(node, Heartbeat(self.node, self.boot_id, rooms, self.paused))
+        for node, peer in list(self.peers.items()):
+            if now - peer.heard_at > protocol.MISSES * HEARTBEAT_S:
+                for request in self._with(node):
+                    self._deliver(request, "peer_missed", self._gone(node))
+
+    def _stand(self, request: Request, pairing: Pairing) -> None:
+        """Say again what stands: a frame that was lost is repaired within one heartbeat."""
+        frames = protocol.standing(self.role, request.state, pairing.met, pairing.written)
+        self._tell(request, pairing, frames)
+
+    def _heartbeat_arrived(self, node: str, beat: Heartbeat) -> None:
+        peer = self.peers.get(node)
+        if peer is not None and peer.boot_id != beat.boot_id:
+            self.peer_closed(node)  # another process: the one that was there writes no more
+            peer = None
+        if peer is None:
+            peer = self.peers[node] = Peer(beat.boot_id, self._clock())
+        peer.heard_at, peer.paused = self._clock(), beat.paused
+        known = set(beat.rooms)
+        missing: dict[str, int] = {}
+        for request in self._with(node):
+            pairing = self._pairing(request)
+            relies = protocol.relies_on_peer(self.role, request.state, pairing.met)
+            if relies and pairing.room not in known:
+                missing[pairing.room] = (peer.missing or {}).get(pairing.room, 0) + 1
+                if missing[pairing.room] >= protocol.MISSES:
+                    self._prove(request, "peer_gone", self._gone(node))
+        peer.missing = missing
+
+    def _with(self, node: str) -> list[Request]:
+        return [r for r in self._rooms.values() if r.pairing is not None and r.pairing.node == node]
+
+    def _gone(self, node: str) -> Finish:
+        return Finish(
+            type="abort",
+            message=f"the {'decode' if self.role == 'prefill' else 'prefill'} node {node} is gone",
+            status=503,
+            err_type="ServiceUnavailableError",
+        )
+
+    def _pairing(self, request: Request) -> Pairing:
+        if request.pairing is None:
+            raise LifecycleBug(f"{request.rid} has no pairing")
+        return request.pairing
+
+    @property
+    def tombstones(self) -> dict[str, int]:
+        return self.doors.counts()
+
+
+def _incompatible(why: str) -> Finish:
+    return Finish(
+        type="abort",
+        message=f"the two nodes cannot work together: {why}",
+        status=503,
+        err_type="ServiceUnavailableError",
+    )
+
+
+def _stranger(kind: FrameKind, address: Address, message: str, status: int | None) -> PeerFrame:
+    """An answer at the door: from the life that was meant, if one was."""
+    room, sender, receiver = address.room, address.receiver or "door", address.sender
+    match kind:
+        case "quiet":
+            return PeerQuiet(room=room, sender=sender, receiver=receiver)
+        case "reject":
+            return PeerReject(
+                room=room, sender=sender, receiver=receiver, message=message, status=status
+            )
+        case _:
+            return PeerAbort(
+                room=room, sender=sender, receiver=receiver, message=message, status=status
+            )

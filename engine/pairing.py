@@ -1,0 +1,39 @@
+"""What a life knows of the other half of its request."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Pairing:
+    """One life's side of a room. A rebuild opens another one."""
+
+    room: str
+    node: str = ""
+    """The peer's node; decode knows it from the request, prefill from the hello."""
+    life: str | None = None
+    """The peer's life; None before the two have met."""
+    reason: str = ""
+    """Why this side ended before the hand-over, for the peer."""
+    status: int | None = None
+
+    # Prefill: the transfer.
+    target: array[int] = field(default_factory=lambda: array("q"))
+    """The peer's pages, in token order."""
+    slot: int = -1
+    record: bytes = b""
+    """What goes into the slot; known when the prompt is committed."""
+    sent: int = 0
+    """Pages whose writes were started."""
+    writes: set[int] = field(default_factory=set)
+    """Tickets of writes that are outstanding."""
+    sealed: bool = False
+    """The write of the slot, the last one, was started."""
+    written: bool = False
+    """It has completed."""
+
+    @property
+    def met(self) -> bool:
+        return self.life is not None

@@ -1,0 +1,218 @@
+"""The scheduler of a prefill node: prompts are computed here, and their KV is written to decode.
+
+Pages of a chunk that is committed are written while later chunks compute. The last page goes with
+the last chunk, the metadata slot after it; when that write has completed, decode is told. Memory
+of a prompt is reserved as a whole, so nothing here is ever retracted."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from engine.batch import Sampled, StepResult
+from engine.config import EngineConfig
+from engine.core import ModelFacts, Runner
+from engine.paired import TRANSFER_TIMEOUT_S, PairedScheduler
+from engine.pairing import Pairing
+from engine.policy import Candidate, admit
+from engine.request import Request
+from engine.store import PageStore
+from fsm import protocol
+from fsm.chart import Chart, Edge
+from fsm.ledger import CountPool, Exhausted, Lease, Pool
+from fsm.prefill import BASE_KIT, PREFILL
+from fsm.protocol import Role
+from fsm.resources import Resource
+from fsm.rules import Message
+from fsm.trace import Sink
+from transport.control import PeerFrame, PeerGrant, Recompute, SlotRecord
+from transport.messages import Finish, Submit
+from transport.wire import Wire
+
+QUEUE_SCAN = 32
+
+
+class PrefillScheduler(PairedScheduler):
+    """All requests of one prefill node."""
+
+    role: ClassVar[Role] = "prefill"
+    chart: ClassVar[Chart] = PREFILL
+    base_kit: ClassVar[frozenset[Resource]] = BASE_KIT
+    queued: ClassVar[frozenset[str]] = frozenset({"waiting"})
+    on_device: ClassVar[frozenset[str]] = frozenset({"prefilling"})
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelFacts,
+        kv_pages: int,
+        clock: Callable[[], float],
+        runner: Runner,
+        wire: Wire,
+        store: PageStore | None = None,
+        boot_id: str = "boot",
+        node: str = "",
+        trace: Sink | None = None,
+    ) -> None:
+        self._wire = wire
+        self._writes: dict[int, Request] = {}
+        self._tickets = 0
+        self._recomputes = 0
+        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+
+    # --- hooks ---
+
+    def _role_pools(self) -> list[Pool]:
+        self.senders = CountPool("senders", 2 * self.config.max_running_requests)
+        return [*super()._role_pools(), self.senders]
+
+    def _runnable(self) -> list[Request]:
+        """Admit granted requests while rows, pages, and the prompt budget last."""
+        budget = self.config.chunked_prefill_size - sum(
+            len(r.tokens) - r.launched for r in self.roster.device if r.is_prefill
+        )
+        candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
+        admission = admit(
+            (self._candidate(request) for request in candidates.values()),
+            min(self.rows.free, self.senders.free),
+            self.kv.available,
+            budget,
+            0,
+            self.config.max_overtakes,
+        )
+        for life in admission.admit:
+            if not self._admit_one(candidates[life]):
+                break
+        for life in admission.passed:
+            candidates[life].overtaken += 1
+        return []  # prompts are planned from the device; nothing here decodes
+
+    def _candidate(self, request: Request) -> Candidate:
+        pages, tokens = self.kv.cost(request)
+        return Candidate(request.life, pages, tokens, request.overtaken, not request.withheld)
+
+    def _admit_one(self, request: Request) -> bool:
+        try:
+            pages, lock = self.kv.reserve(request)
+        except Exhausted:
+            return False
+        row = self.rows.reserve(request.life)
+        request.launched = request.committed = pages.shared * self.config.page_size
+        self._admitted(request)
+        self._init_row(request, row)
+        leases: dict[Resource, Lease] = {
+            "rows": row,
+            "pages": pages,
+            "prefix_locks": lock,
+            "senders": self.senders.reserve(request.life),
+        }
+        self._fire(request, "admit", "scheduler", "", leases)
+        self._write(request)  # what the prefix cache has may go at once
+        return True
+
+    def _outcome(self, request: Request, token: int) -> tuple[Message, Finish | None]:
+        """Whether the token ends the request is decode's to say; the client here gets its 200."""
+        return "token_committed", Finish(type="length", length=1)
+
+    def _prompt_committed(self, request: Request, sampled: Sampled) -> None:
+        super()._prompt_committed(request, sampled)
+        pairing = self._pairing(request)
+        pairing.record = msgspec.msgpack.encode(
+            SlotRecord(
+                room=pairing.room,
+                token=sampled.token or 0,
+                logprob=sampled.logprob,
+                top_logprobs=sampled.top_logprobs,
+                chosen_logprobs=sampled.chosen_logprobs,
+                cached_tokens=request.cached_tokens,
+            )
+        )
+
+    def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
+        super()._after(request, edge, cause)
+        if edge.target == "sending":
+            self._deadlines.set(self._clock() + TRANSFER_TIMEOUT_S, "transfer", request)
+
+    def commit(self, result: StepResult) -> None:
+        """Commit the step, then start the writes of what it computed."""
+        requests = self._in_flight[0][1] if self._in_flight else ()
+        super().commit(result)
+        for request in requests:
+            self._write(request)
+
+    def _note(self, request: Request, pairing: Pairing, frame: PeerFrame) -> None:
+        if isinstance(frame, PeerGrant) and request.state == "meeting":
+            pairing.target = array("q", frame.pages)
+            pairing.slot = frame.slot
+
+    def _recompute(self, frame: Recompute) -> None:
+        """Compute a prompt and output again; nobody waits for this node's answer."""
+        if frame.room in self._rooms or frame.room in self._endings:
+            return  # said again, because the first time might have been lost
+        self._recomputes += 1
+        self.submit(
+            Submit(
+                rid=f"{frame.rid}@{self._recomputes}",
+                prompt=frame.tokens,
+                sampling=msgspec.structs.replace(
+                    frame.sampling,
+                    max_new_tokens=1,
+                    min_new_tokens=min(frame.sampling.min_new_tokens, 1),
+                ),
+                priority=frame.priority,
+                room=frame.room,
+            )
+        )
+
+    # --- the wire ---
+
+    def _write(self, request: Request) -> None:
+        """Start writes of every page that is complete, and at the end of the slot."""
+        pairing = request.pairing
+        if pairing is None or not protocol.may_write(request.state) or pairing.sealed:
+            return
+        last = request.state == "sending"
+        ready = request.committed // self.config.page_size
+        if last:
+            ready = self.kv.pages_for(request.prompt_len)
+        if ready > pairing.sent:
+            source = self._pages(request).table[pairing.sent : ready]
+            target = pairing.target[pairing.sent : ready]
+            pairing.sent = ready
+            self._wire.write(self._start(request, pairing), pairing.node, source, target)
+        if last:
+            pairing.sealed = True
+            ticket = self._start(request, pairing)
+            self._wire.write_slot(ticket, pairing.node, pairing.slot, pairing.record)
+
+    def _start(self, request: Request, pairing: Pairing) -> int:
+        self._tickets += 1
+        self._writes[self._tickets] = request
+        pairing.writes.add(self._tickets)
+        return self._tickets
+
+    def poll_wire(self) -> None:
+        """Take what the wire has finished."""
+        self._now()
+        for done in self._wire.poll():
+            request = self._writes.pop(done.ticket)
+            pairing = self._pairing(request)
+            pairing.writes.discard(done.ticket)
+            if request.life not in self.roster.lives:
+                continue
+            if done.error:
+                finish = Finish(
+                    type="abort", message=f"the transfer failed: {done.error}", status=500
+                )
+                self._deliver(request, "wire_failed", finish)
+            elif pairing.sealed and not pairing.writes:
+                pairing.written = True
+                self._tell(request, pairing, protocol.on_written(request.state))
+            self._settle(request)
+
+    @property
+    def at_rest(self) -> bool:
+        return super().at_rest and not self._writes

@@ -1,0 +1,129 @@
+"""A prefill and a decode scheduler together: outputs are golden, and everything comes back.
+
+Method: seeded runs over a channel that may lose frames and a wire that takes its time; invariants
+are checked after every transition on both sides. Golden is computed a second way, from token ids
+alone."""
+
+from random import Random
+
+import pytest
+
+from tests.support.oracle import golden
+from tests.support.pair import DECODE, PREFILL, Pair
+from transport.messages import SamplingParams, Submit
+
+
+def submissions(rng: Random, count: int) -> list[Submit]:
+    base = [rng.randrange(256) for _ in range(40)]
+    return [
+        Submit(
+            f"r{i}",
+            base[: rng.randrange(30)] + [rng.randrange(256) for _ in range(rng.randrange(1, 40))],
+            SamplingParams(
+                max_new_tokens=rng.randrange(30), temperature=rng.choice([0.0, 1.0]), seed=i
+            ),
+        )
+        for i in range(count)
+    ]
+
+
+def check(pair: Pair, messages: list[Submit], disturbed: bool) -> None:
+    pair.settle()
+    for message in messages:
+        answer = pair.answers[message.rid]
+        want = golden(message.prompt, message.sampling, 4096).tokens
+        assert answer.finish is not None
+        if answer.finish.type == "length":
+            assert answer.tokens == want
+        else:
+            assert disturbed, f"{message.rid}: {answer.finish}"
+            assert answer.tokens == want[: len(answer.tokens)]
+    for scheduler in (pair.prefill, pair.decode):
+        assert scheduler.audit() == []
+        scheduler.kv.cache.flush()
+        assert all(pool.counts().free == pool.counts().total for pool in scheduler.ledger)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_pair_says_what_one_node_says(seed: int) -> None:
+    rng = Random(seed)
+    pair, messages = Pair(seed), submissions(rng, 10)
+    for message in messages:
+        pair.submit(message, prefill_first=bool(rng.randrange(2)))
+        pair.turn(rng.randrange(10))
+    check(pair, messages, disturbed=False)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+@pytest.mark.parametrize("seed", range(12))
+def test_aborts_retractions_and_pauses_on_either_side_leak_nothing(seed: int, loss: float) -> None:
+    """S0.5, S1.1, S3.1 to S3.4: by name on both sides, copies to the host, rebuilds through
+    prefill; with ``loss``, every frame that matters is said again."""
+    rng = Random(seed)
+    pair, messages = Pair(seed, loss), submissions(rng, 10)
+    for message in messages:
+        pair.submit(message, prefill_first=bool(rng.randrange(2)))
+        for _ in range(3):
+            pair.turn(rng.randrange(10))
+            match rng.randrange(12):
+                case 0:
+                    pair.abort(DECODE)
+                case 1:
+                    pair.abort(PREFILL)
+                case 2 if pair.decode.roster.live:
+                    pair.decode.retract(rng.choice(sorted(pair.decode.roster.live)))
+                case 3:
+                    pair.decode.pause()
+                    pair.turn(rng.randrange(20))
+                    pair.decode.resume()
+                case _:
+                    pass
+    check(pair, messages, disturbed=True)
+
+
+def test_a_first_token_that_is_the_last_needs_no_step() -> None:
+    """B91: exactly ``max_new_tokens``, and decode computes nothing."""
+    pair = Pair(0)
+    message = Submit("r", [1, 2, 3, 4, 5], SamplingParams(max_new_tokens=1, temperature=0.0))
+    pair.submit(message, prefill_first=True)
+    check(pair, [message], disturbed=False)
+    assert pair.decode.stats.steps == 0
+
+
+def test_the_first_token_of_a_request_held_before_it_had_any_is_chosen_as_it_asked() -> None:
+    """What lands into a pause is not used; the token of the rebuild must be drawn with the
+    request's own sampling, because nothing is replayed."""
+    for seed in range(6):
+        pair = Pair(seed)
+        message = Submit("r", list(range(20)), SamplingParams(max_new_tokens=6, seed=9))
+        pair.submit(message, prefill_first=False)
+        pair.turn(6)
+        pair.decode.pause()
+        pair.turn(30)
+        pair.decode.resume()
+        check(pair, [message], disturbed=False)
+
+
+def test_a_prefill_that_is_gone_ends_what_has_not_landed_and_nothing_else() -> None:
+    """S1.2: closed socket; decode's pages are free at once, because a dead process writes no
+    more."""
+    pair = Pair(3)
+    old = Submit("old", list(range(12)), SamplingParams(max_new_tokens=40, temperature=0.0))
+    new = Submit("new", list(range(30)), SamplingParams(max_new_tokens=40, temperature=0.0))
+    pair.submit(old, prefill_first=True)
+    while not pair.answers["old"].tokens:
+        pair.turn()
+    pair.submit(new, prefill_first=False)
+    while "receiving" not in {r.state for r in pair.decode.roster.lives.values()}:
+        pair.turn()
+    pair.wire.queue.clear()
+    pair.decode.peer_closed(PREFILL)
+    for _ in range(200):
+        pair.now += 0.001
+        pair._turn_of(DECODE, pair.decode, PREFILL)
+    assert pair.decode.at_rest
+    finish = pair.answers["new"].finish
+    assert finish is not None
+    assert finish.status == 503
+    assert PREFILL in finish.message
+    assert pair.answers["old"].tokens == golden(old.prompt, old.sampling, 4096).tokens
