@@ -1,0 +1,93 @@
+"""``fsm-replay timeline``: traces as a picture."""
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from fsm.replay_join import join
+from fsm.timeline import Timeline, View
+from fsm.timeline_svg import draw
+from fsm.trace_read import Unusable
+from server.replay_files import (
+    FITS,
+    Commands,
+    Faults,
+    command,
+    console,
+    open_traces,
+    progress,
+    unusable,
+)
+
+HELP: Final = """\
+Draw traces as SVG: a lane for each request on each node, its phases coloured, answers and
+retractions marked, the page pools below. A browser shows states, times and reasons where the mouse
+points. Of many requests, a page is drawn; choose others by --page, --rid and the times."""
+
+EXAMPLES: Final = """\
+  fsm-replay timeline trace.jsonl -o trace.svg
+  fsm-replay timeline trace.jsonl --since 10 --until 12.5 --limit 200 -o busy.svg
+  fsm-replay timeline prefill-0.jsonl decode-0.jsonl --rid 'chat-7*' -o pair.svg"""
+
+
+def add(commands: Commands) -> None:
+    parser = command(commands, "timeline", timeline, "draw requests over time", HELP, EXAMPLES)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the picture [default TRACE.svg in this folder]",
+    )
+    parser.add_argument(
+        "--rid", action="append", default=[], help="these requests; * and ? are wild"
+    )
+    parser.add_argument(
+        "--since", type=float, default=0.0, metavar="S", help="from S seconds after the start on"
+    )
+    parser.add_argument(
+        "--until",
+        type=float,
+        default=float("inf"),
+        metavar="S",
+        help="up to S seconds after the start",
+    )
+    parser.add_argument(
+        "--limit", type=int, default=60, metavar="N", help="lanes in a picture [default 60]"
+    )
+    parser.add_argument(
+        "--page", type=int, default=1, metavar="N", help="which N lanes [default 1, the first]"
+    )
+
+
+def timeline(options: argparse.Namespace) -> int:
+    """``fsm-replay timeline``."""
+    view = View(
+        tuple(options.rid),
+        options.since,
+        options.until,
+        max(1, options.limit),
+        max(1, options.page),
+    )
+    try:
+        readers = open_traces(options.traces)
+        picture = Timeline((reader.header for reader in readers), view)
+        with progress(readers) as step:
+            for count, (index, _, line) in enumerate(join(readers, Faults(0))):
+                picture.feed(index, line)
+                if count % 4096 == 0:
+                    step()
+        title = ", ".join(Path(reader.name).name for reader in readers)
+        path = options.output or Path(_stem(options.traces[0]) + ".svg")
+        path.write_text(draw(picture, title), encoding="utf-8")
+    except (Unusable, OSError) as error:
+        return unusable(error)
+    shown = min(picture.matching, view.kept) - view.limit * (view.page - 1)
+    pages = -(-picture.matching // view.limit)
+    more = f", page {view.page} of {pages}" if pages > 1 else ""
+    console().print(f"{path}: {max(0, shown)} of {picture.matching} requests{more}", markup=False)
+    return FITS
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
