@@ -9,9 +9,11 @@ from fsm.explore_pd import (
     ABSENT,
     BUSY,
     DEAD,
+    DECODE_POOLS,
     IDLE,
     LAST,
     OVER,
+    PREFILL_POOLS,
     WRITTEN,
     Core,
     Design,
@@ -20,6 +22,7 @@ from fsm.explore_pd import (
     World,
 )
 from fsm.protocol import Address, FrameKind
+from fsm.resources import Resource
 from fsm.rules import Decision, Facts, Message
 
 
@@ -97,6 +100,7 @@ class Draft:
         chart = self.design.decode
         edge = chart.table[self.state, event]
         before, after = chart.holds[edge.source], chart.holds[edge.target]
+        _no_memory_for_a_message(cause, after - before, DECODE_POOLS)
         if "metadata_slots" in after - before and self.dirty:
             raise Broken("a metadata slot is handed out that still names a room")
         if self.design.clears_slot(chart, edge):
@@ -155,7 +159,9 @@ class Draft:
         edge = chart.table[leg.state, event]
         if edge.pages == "cache" and leg.weights != self.prefill_weights:
             raise Broken("pages go to the prefix cache that were computed under other weights")
-        answers = "frontend_records" in chart.holds[edge.source] - chart.holds[edge.target]
+        before, after = chart.holds[edge.source], chart.holds[edge.target]
+        _no_memory_for_a_message(cause, after - before, PREFILL_POOLS)
+        answers = "frontend_records" in before - after
         self.leg = leg._replace(state=edge.target, answers=leg.answers + answers)
         if edge.target == "done":
             self.leg = self.leg._replace(note=REFUSED if event == "reject" else None)
@@ -189,6 +195,8 @@ class Draft:
         """A frame reaches the decode node."""
         if self.state in (ABSENT, DEAD) or not self.accepted():
             return
+        if not self.current:
+            raise Broken("decode takes the word of a prefill life that it is not paired with")
         message = protocol.READS["decode"][kind]
         if message == "peer_hello" and self.state == "meeting" and weights != self.decode_weights:
             self.tell_prefill(("reject",))
@@ -228,10 +236,11 @@ class Draft:
             if message is None or self.decode(message).effect != "fire":
                 break
 
-    def must_be_answered(self, chart: Chart, state: str, answers: int) -> None:
-        """After an abort: the client has been told, and only what may still be touched is held."""
-        if chart.is_live(state) or not answers:
-            raise Broken(f"aborted, but {chart.name} is still {state}")
+    def must_be_over(self, chart: Chart, state: str) -> None:
+        """After an abort, or when the peer is gone: the life is answered (which is looked at for
+        every state), and only what may still be touched is held."""
+        if chart.is_live(state):
+            raise Broken(f"{chart.name} is still {state}, though it was aborted or left alone")
 
     # --- canonical form ---
 
@@ -258,6 +267,15 @@ class Draft:
             0 if over else self.weights,
         )
         return world, core, leg
+
+
+def _no_memory_for_a_message(
+    cause: Message | None, takes: frozenset[Resource], pools: tuple[Resource, ...]
+) -> None:
+    """Reserving memory may fail, and a message cannot be refused: only policy may take any."""
+    taken = sorted(takes & set(pools))
+    if cause is not None and taken:
+        raise Broken(f"{cause} takes {', '.join(taken)}, which may not be there")
 
 
 REFUSED: Final[Frame] = ("reject", 0)

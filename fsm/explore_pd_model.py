@@ -2,7 +2,7 @@
 of a node, claims and rest. What a step is made of is in :mod:`fsm.explore_pd_steps`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from fsm.explore_base import FAULT, FREE, OPERATOR, REBUILD, Cost, Hit, Step
 from fsm.explore_pd import (
@@ -30,6 +30,10 @@ from fsm.resources import Resource
 ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 
 
+Key: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""A :class:`Life` by numbers: decode life, current leg, earlier legs in order."""
+
+
 class Part(NamedTuple):
     """What one option does to the decode life and one leg."""
 
@@ -39,8 +43,9 @@ class Part(NamedTuple):
     repair: bool
     violation: str
     world: World
-    core: Core
-    leg: Leg
+    core: int
+    leg: int
+    is_over: bool
     opened: bool
     says: tuple[Frame, ...]
 
@@ -66,12 +71,42 @@ class PairModel:
             pool: 1 << n if contended else 0 for n, pool in enumerate(bits)
         }
         self._setting: Final = Setting(design, depth, intake_steps, self.needs)
-        self._parts: dict[tuple[World, Core, Leg, bool], list[Part]] = {}
+        self._parts: dict[tuple[World, int, int, bool], list[Part]] = {}
+        self._flushes: dict[tuple[World, Role, frozenset[str]], tuple[bool, str]] = {}
+        # Cores and legs by number, and back.
+        self._core_ids: dict[Core, int] = {}
+        self._leg_ids: dict[Leg, int] = {}
+        self._cores: list[Core] = []
+        self._legs: list[Leg] = []
 
-    def begin(self) -> tuple[World, Life]:
-        return World(), Life()
+    def begin(self) -> tuple[World, Key]:
+        return World(), self.key(Life())
 
-    def steps(self, environment: World, request: Life) -> list[Step]:
+    # --- numbers ---
+
+    def key(self, life: Life) -> Key:
+        earlier = sorted(self._leg(leg) for leg in life.earlier if not leg.is_over)
+        return self._core(life.core), self._leg(life.leg), tuple(earlier)
+
+    def life(self, key: Key) -> Life:
+        core, leg, earlier = key
+        return Life(self._cores[core], self._legs[leg], tuple(self._legs[n] for n in earlier))
+
+    def _core(self, core: Core) -> int:
+        number = self._core_ids.setdefault(core, len(self._cores))
+        if number == len(self._cores):
+            self._cores.append(core)
+        return number
+
+    def _leg(self, leg: Leg) -> int:
+        number = self._leg_ids.setdefault(leg, len(self._legs))
+        if number == len(self._legs):
+            self._legs.append(leg)
+        return number
+
+    # --- steps ---
+
+    def steps(self, environment: World, request: Key) -> list[Step]:
         core, leg, earlier = request
         steps = [
             Step(
@@ -79,7 +114,7 @@ class PairModel:
                 part.cost,
                 part.needs,
                 part.world,
-                _with_current(part, earlier),
+                self._with_current(part, earlier),
                 part.repair,
                 part.violation,
             )
@@ -89,31 +124,46 @@ class PairModel:
             rest = earlier[:n] + earlier[n + 1 :]
             for part in self._of(environment, core, old, False):
                 now = leg
-                if part.says and leg.state != DEAD:
-                    now = leg._replace(to_prefill=leg.to_prefill + part.says)
-                life = Life(part.core, now, _earlier(rest, part.leg))
-                label = part.label.replace("prefill:", "earlier prefill:")
+                if part.says and self._legs[leg].state != DEAD:
+                    frames = self._legs[leg].to_prefill + part.says
+                    now = self._leg(self._legs[leg]._replace(to_prefill=frames))
+                life = (part.core, now, rest if part.is_over else _with(rest, part.leg))
                 steps.append(
                     Step(
-                        label, part.cost, part.needs, part.world, life, part.repair, part.violation
+                        part.label,
+                        part.cost,
+                        part.needs,
+                        part.world,
+                        life,
+                        part.repair,
+                        part.violation,
                     )
                 )
         for role in ROLES:
-            if self._may_flush(environment, request, role):
-                fault = self._flushed_under(environment, request, role)
+            allowed, fault = self._flush(environment, request, role)
+            if allowed and fault:
                 label = f"{role} flushes"
                 steps.append(Step(label, OPERATOR, 0, environment, request, False, fault))
         return steps
 
-    def _of(self, world: World, core: Core, leg: Leg, current: bool) -> list[Part]:
+    def _of(self, world: World, core: int, leg: int, current: bool) -> list[Part]:
         key = (world, core, leg, current)
         parts = self._parts.get(key)
         if parts is None:
             parts = self._parts[key] = []
-            for label, cost, needs, repair, action in options(self._setting, *key):
-                draft = Draft(self.design, world, core, leg, current)
-                parts.append(self._taken(draft, label, cost, needs, repair, action))
+            pair = self._cores[core], self._legs[leg]
+            for label, cost, needs, repair, action in options(self._setting, world, *pair, current):
+                text = label if current else label.replace("prefill:", "earlier prefill:")
+                draft = Draft(self.design, world, *pair, current)
+                parts.append(self._taken(draft, text, cost, needs, repair, action))
         return parts
+
+    def _with_current(self, part: Part, earlier: tuple[int, ...]) -> Key:
+        """A request after a step of its current leg."""
+        if not part.opened:
+            return part.core, part.leg, earlier
+        fresh = self._leg(Leg(to_prefill=part.says))
+        return part.core, fresh, earlier if part.is_over else _with(earlier, part.leg)
 
     def _taken(
         self,
@@ -133,8 +183,19 @@ class PairModel:
             violation = str(error)
         world, core, leg = draft.frozen()
         violation = violation or broken(self.design, core, leg, draft.current)
-        says = tuple(draft.says)
-        return Part(label, cost, needs, repair, violation, world, core, leg, draft.opened, says)
+        return Part(
+            label,
+            cost,
+            needs,
+            repair,
+            violation,
+            world,
+            self._core(core),
+            self._leg(leg),
+            leg.is_over,
+            draft.opened,
+            tuple(draft.says),
+        )
 
     # --- memory ---
 
@@ -147,10 +208,13 @@ class PairModel:
     def _bits(self, role: Role, resources: frozenset[Resource]) -> int:
         return sum(self._bit.get((role, resource), 0) for resource in resources)
 
-    def claims(self, request: Life) -> int:
-        bits = self._bits("decode", self.design.decode.holds.get(request.core.state, frozenset()))
-        for leg in (request.leg, *request.earlier):
-            bits |= self._bits("prefill", self.design.prefill.holds.get(leg.state, frozenset()))
+    def claims(self, request: Key) -> int:
+        core, leg, earlier = request
+        holds = self.design.decode.holds.get(self._cores[core].state, frozenset())
+        bits = self._bits("decode", holds)
+        for n in (leg, *earlier):
+            holds = self.design.prefill.holds.get(self._legs[n].state, frozenset())
+            bits |= self._bits("prefill", holds)
         return bits
 
     # --- what hits a whole node ---
@@ -170,12 +234,13 @@ class PairModel:
             events.append(("prefill changes weights", OPERATOR, world._replace(prefill_weights=1)))
         return events
 
-    def hit(self, label: str, environment: World, request: Life) -> Hit | None:
+    def hit(self, label: str, environment: World, request: Key) -> Hit | None:
         if label == "prefill's process dies":
-            return Hit(_without_prefill(request))
+            return Hit(self.key(_without_prefill(self.life(request))))
         if label == "decode's process dies":
-            return Hit(_without_decode(request))
-        draft = Draft(self.design, environment, request.core, request.leg)
+            return Hit(self.key(_without_decode(self.life(request))))
+        core, leg, earlier = request
+        draft = Draft(self.design, environment, self._cores[core], self._legs[leg])
         violation = ""
         if label == "decode pauses":
             draft.paused = True
@@ -183,58 +248,58 @@ class PairModel:
             draft.paused = False
         else:
             role: Role = "prefill" if label.startswith("prefill") else "decode"
-            if not self._may_flush(environment, request, role):
+            allowed, violation = self._flush(environment, request, role)
+            if not allowed:
                 return None
-            violation = self._flushed_under(environment, request, role)
             if label == "decode changes weights":
                 draft.decode_weights = 1
                 draft.tell_prefill(self.design.on_new_weights("decode", draft.state))
             elif label == "prefill changes weights":
                 draft.prefill_weights = 1
         part = self._taken(draft, label)
-        return Hit(_with_current(part, request.earlier), violation or part.violation)
+        return Hit(self._with_current(part, earlier), violation or part.violation)
 
-    def _states(self, request: Life, role: Role) -> list[str]:
-        legs = (request.leg, *request.earlier)
-        states = [leg.state for leg in legs] if role == "prefill" else [request.core.state]
-        return [state for state in states if state not in (ABSENT, DEAD)]
+    def _flush(self, world: World, request: Key, role: Role) -> tuple[bool, str]:
+        """(whether the protocol allows a flush, what would be wrong with it)"""
+        core, leg, earlier = request
+        if role == "prefill":
+            states = frozenset(self._legs[n].state for n in (leg, *earlier))
+        else:
+            states = frozenset((self._cores[core].state,))
+        key = (world, role, states)
+        found = self._flushes.get(key)
+        if found is None:
+            found = self._flushes[key] = self._judge_flush(world, role, states)
+        return found
 
-    def _may_flush(self, world: World, request: Life, role: Role) -> bool:
+    def _judge_flush(self, world: World, role: Role, states: frozenset[str]) -> tuple[bool, str]:
         chart = self.design.prefill if role == "prefill" else self.design.decode
         paused = world.paused and role == "decode"
-        return self.design.may_flush(chart, self._states(request, role), paused)
-
-    def _flushed_under(self, world: World, request: Life, role: Role) -> str:
-        chart = self.design.prefill if role == "prefill" else self.design.decode
-        for state in self._states(request, role):
-            if "pages" in chart.holds[state] and not (world.paused and state == "receiving"):
-                return f"{role} is flushed under the pages of a life that is {state}"
-        return ""
+        known = sorted(state for state in states if state in chart.holds)
+        fault = ""
+        for state in known:
+            if "pages" in chart.holds[state] and not (paused and state == "receiving"):
+                fault = f"{role} is flushed under the pages of a life that is {state}"
+        return self.design.may_flush(chart, known, paused), fault
 
     # --- rest ---
 
-    def at_rest(self, environment: World, request: Life) -> bool:
+    def at_rest(self, environment: World, request: Key) -> bool:
+        life = self.life(request)
         return (
-            request.core.state in OVER
-            and request.leg.is_over
-            and not request.earlier
+            life.core.state in OVER
+            and life.leg.is_over
+            and not life.earlier
             and not environment.slot_dirty
             and not environment.paused
         )
 
-    def describe(self, environment: World, requests: Sequence[Life]) -> str:
-        return describe(environment, requests)
+    def describe(self, environment: World, requests: Sequence[Key]) -> str:
+        return describe(environment, [self.life(request) for request in requests])
 
 
-def _with_current(part: Part, earlier: tuple[Leg, ...]) -> Life:
-    """A request after a step of its current leg."""
-    if not part.opened:
-        return Life(part.core, part.leg, earlier)
-    return Life(part.core, Leg(to_prefill=part.says), _earlier(earlier, part.leg))
-
-
-def _earlier(legs: tuple[Leg, ...], leg: Leg) -> tuple[Leg, ...]:
-    return legs if leg.is_over else tuple(sorted((*legs, leg), key=repr))
+def _with(legs: tuple[int, ...], leg: int) -> tuple[int, ...]:
+    return tuple(sorted((*legs, leg)))
 
 
 def _without_prefill(life: Life) -> Life:
@@ -256,7 +321,4 @@ def _without_decode(life: Life) -> Life:
         legs.append(leg._replace(to_decode=(), to_prefill=told, note=note))
     if core.state != ABSENT:
         core = Core(DEAD, answers=core.answers)
-    earlier: tuple[Leg, ...] = ()
-    for leg in legs[1:]:
-        earlier = _earlier(earlier, leg)
-    return Life(core, legs[0], earlier)
+    return Life(core, legs[0], tuple(legs[1:]))

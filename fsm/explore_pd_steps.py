@@ -68,7 +68,8 @@ def _decode_options(setting: Setting, world: World, core: Core) -> Iterator[Opti
         if setting.intake_steps:
             yield "decode: arrives", FREE, 0, False, _decode_arrives
         else:
-            yield "decode: arrives, enqueue", FREE, 0, False, partial(_decode_intake, "enqueue")
+            needs = setting.needs("decode", chart.initial, "enqueue")
+            yield "decode: arrives, enqueue", FREE, needs, False, partial(_decode_intake, "enqueue")
             yield "decode: arrives, reject", FREE, 0, False, partial(_decode_intake, "reject")
         return
     if core.launched:
@@ -112,7 +113,7 @@ def _decode_repairs(setting: Setting, core: Core, leg: Leg) -> Iterator[Option]:
         known = leg.state == ABSENT or "rooms" in design.prefill.holds.get(leg.state, ())
         if not known:
             label = "decode: prefill does not know the room"
-            yield label, FREE, 0, True, partial(_to_decode, "peer_gone")
+            yield label, FREE, 0, True, _decode_alone
     if quiet and leg.state != DEAD:
         for kind in design.standing("decode", core.state, core.met, False):
             label = f"heartbeat repeats {kind} to prefill"
@@ -131,7 +132,14 @@ def _prefill_options(setting: Setting, leg: Leg) -> Iterator[Option]:
         if setting.intake_steps:
             yield "prefill: arrives", FREE, 0, False, _prefill_arrives
         else:
-            yield "prefill: arrives, enqueue", FREE, 0, False, partial(_prefill_intake, "enqueue")
+            needs = setting.needs("prefill", chart.initial, "enqueue")
+            yield (
+                "prefill: arrives, enqueue",
+                FREE,
+                needs,
+                False,
+                partial(_prefill_intake, "enqueue"),
+            )
             yield "prefill: arrives, reject", FREE, 0, False, partial(_prefill_intake, "reject")
         return
     if leg.launched:
@@ -144,7 +152,8 @@ def _prefill_options(setting: Setting, leg: Leg) -> Iterator[Option]:
     if state in OVER:
         return
     if state == "arrived":
-        yield "prefill: enqueue", FREE, 0, False, partial(_prefill_enters, "enqueue")
+        needs = setting.needs("prefill", state, "enqueue")
+        yield "prefill: enqueue", FREE, needs, False, partial(_prefill_enters, "enqueue")
         yield "prefill: reject", FREE, 0, False, partial(_prefill_enters, "reject")
     if (state, "admit") in chart.table:
         needs = setting.needs("prefill", state, "admit")
@@ -170,7 +179,7 @@ def _prefill_repairs(setting: Setting, core: Core, leg: Leg, current: bool) -> I
         known = current and "rooms" in design.decode.holds.get(core.state, ())
         if not known:
             label = "prefill: decode does not know the room"
-            yield label, FREE, 0, True, partial(_to_prefill, "peer_gone")
+            yield label, FREE, 0, True, _prefill_alone
     if quiet and core.state not in (ABSENT, DEAD):
         for kind in design.standing("prefill", leg.state, leg.met, leg.wire == WRITTEN):
             label = f"heartbeat repeats {kind} to decode"
@@ -257,9 +266,17 @@ def _to_decode(message: Message, draft: Draft) -> None:
     draft.decode(message)
 
 
+def _decode_alone(draft: Draft) -> None:
+    """The peer is gone: a life that relies on it has ended after this turn."""
+    relied = draft.design.relies_on_peer("decode", draft.state, draft.state != "meeting")
+    draft.decode("peer_gone")
+    if relied:
+        draft.must_be_over(draft.design.decode, draft.state)
+
+
 def _decode_client(draft: Draft) -> None:
     draft.decode("abort")
-    draft.must_be_answered(draft.design.decode, draft.state, draft.answers)
+    draft.must_be_over(draft.design.decode, draft.state)
 
 
 def _decode_receives(draft: Draft) -> None:
@@ -268,7 +285,7 @@ def _decode_receives(draft: Draft) -> None:
     if kind != GONE[0]:
         draft.at_decode(cast("FrameKind", kind), weights)
     elif draft.current:
-        draft.decode("peer_gone")
+        _decode_alone(draft)
 
 
 def _decode_hears(kind: FrameKind, draft: Draft) -> None:
@@ -325,11 +342,18 @@ def _to_prefill(message: Message, draft: Draft) -> None:
     draft.prefill(message)
 
 
+def _prefill_alone(draft: Draft) -> None:
+    relied = draft.design.relies_on_peer("prefill", draft.leg.state, draft.leg.met)
+    draft.prefill("peer_gone")
+    if relied:
+        draft.must_be_over(draft.design.prefill, draft.leg.state)
+
+
 def _prefill_client(draft: Draft) -> None:
     early = draft.leg.note if draft.leg.state == "arrived" else None
     draft.prefill("abort")
     _answer_early(early, "abort", draft)
-    draft.must_be_answered(draft.design.prefill, draft.leg.state, draft.leg.answers)
+    draft.must_be_over(draft.design.prefill, draft.leg.state)
 
 
 def _prefill_receives(draft: Draft) -> None:
@@ -338,7 +362,7 @@ def _prefill_receives(draft: Draft) -> None:
     if draft.leg.state == DEAD:
         return
     if kind == GONE[0]:
-        draft.prefill("peer_gone")
+        _prefill_alone(draft)
     else:
         draft.at_prefill(cast("FrameKind", kind), weights)
 

@@ -1,0 +1,389 @@
+"""Bugs planted in charts, rules and protocol, which exploration must find.
+
+A bug is a design that differs from production in one place. ``length`` is the length of the
+shortest counterexample: the search is breadth first, so a longer one is a fault of the explorer,
+and a shorter one means that the model, or the design, has changed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsm import protocol
+from fsm.chart import Chart, Edge, State
+from fsm.decide import TABLES
+from fsm.decode import DECODE
+from fsm.explore_base import Budget
+from fsm.explore_pd import PRODUCTION, Design
+from fsm.prefill import PREFILL
+from fsm.protocol import Frames
+from fsm.rules import DROP, KEEP, Decision, Message, Table
+
+
+class Unchecked(Chart):
+    """A chart that may break the rules of :mod:`fsm.check`."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug, the smallest run that shows it, and what the run must say."""
+
+    name: str
+    design: Design
+    budget: Budget
+    says: str
+    length: int
+    requests: int = 1
+
+
+def _chart(chart: Chart, states: tuple[State, ...], edges: tuple[Edge, ...]) -> Chart:
+    return Unchecked(chart.name, chart.initial, states, edges)
+
+
+def leading(chart: Chart, source: str, event: str, **changes: Any) -> Chart:
+    """The chart with one edge changed."""
+    edges = tuple(
+        replace(edge, **changes) if (edge.source, edge.event) == (source, event) else edge
+        for edge in chart.edges
+    )
+    return _chart(chart, chart.states, edges)
+
+
+def holding(chart: Chart, change: Callable[[State], tuple[Any, ...]], *names: str) -> Chart:
+    """The chart with other holdings in some states."""
+    states = tuple(
+        replace(state, holds=change(state)) if state.name in names else state
+        for state in chart.states
+    )
+    return _chart(chart, states, chart.edges)
+
+
+def ruled(role: str, state: str, message: Message, decision: Decision) -> Table:
+    """The table with one decision changed, for all facts."""
+    table = dict(TABLES[role])
+    cells = [cell for cell in table if cell[:2] == (state, message)]
+    assert cells
+    table.update(dict.fromkeys(cells, decision))
+    return table
+
+
+def without(kind: str, role: str, *sources: str) -> Callable[..., Frames]:
+    """``on_moved`` that forgets one kind of frame."""
+
+    def on_moved(of: protocol.Role, edge: Edge, cause: Message | None, met: bool) -> Frames:
+        frames = protocol.on_moved(of, edge, cause, met)
+        if of != role or (sources and edge.source not in sources):
+            return frames
+        return tuple(frame for frame in frames if frame != kind)
+
+    return on_moved
+
+
+def _accepts_by_room(address: protocol.Address, room: str, life: str, peer: str | None) -> bool:
+    return address.room == room
+
+
+def _due_without(*states: str) -> Callable[..., Message | None]:
+    def due(role: protocol.Role, state: str, **facts: bool) -> Message | None:
+        return None if state in states else protocol.due(role, state, **facts)
+
+    return due
+
+
+def _due_blind(role: protocol.Role, state: str, **facts: bool) -> Message | None:
+    """Quiet is believed while writes are outstanding."""
+    return protocol.due(role, state, **(facts | {"writing": False}))
+
+
+def _flush_unless(*ignored: str) -> Callable[..., bool]:
+    def may_flush(chart: Chart, states: Any, paused: bool) -> bool:
+        return protocol.may_flush(chart, [s for s in states if s not in ignored], paused)
+
+    return may_flush
+
+
+def _one_room(current: bool) -> str:
+    return "room"
+
+
+def _keeps_nothing(*arguments: Any) -> protocol.Knock:
+    return protocol.knock(*arguments)._replace(keep=False)
+
+
+def _design(**changes: Any) -> Design:
+    return replace(PRODUCTION, **changes)
+
+
+A1, F1, R1 = Budget(aborts=1), Budget(faults=1), Budget(rebuilds=1)
+
+PLANTED = (
+    Planted(
+        "decode releases on abort while prefill writes",
+        _design(decode=leading(DECODE, "receiving", "abort", target="done", pages="discard")),
+        A1,
+        "the wire writes into pages that decode released in done",
+        9,
+    ),
+    Planted(
+        "prefill releases on abort while the wire reads",
+        _design(prefill=leading(PREFILL, "sending", "abort", target="done", pages="cache")),
+        A1,
+        "the wire reads pages that prefill released in done",
+        11,
+    ),
+    Planted(
+        "no quiesce: decode's abort releases under a launched step",
+        _design(decode=leading(DECODE, "decoding", "abort", target="done", pages="discard")),
+        A1,
+        "a launched step touches pages that decode released in done",
+        14,
+    ),
+    Planted(
+        "no quiesce: prefill's abort releases under a launched chunk",
+        _design(prefill=leading(PREFILL, "prefilling", "abort", target="done", pages="cache")),
+        A1,
+        "a launched step touches pages that prefill released in done",
+        9,
+    ),
+    Planted(
+        "quiesce is never delivered",
+        _design(due=_due_without("stopping")),
+        Budget(),
+        "never come to rest",
+        13,
+    ),
+    Planted(
+        "an end in retracting drops host pages under the copy",
+        _design(decode=leading(DECODE, "retracting", "abort", target="stopping")),
+        A1,
+        "a copy touches pages or host pages that decode released in stopping",
+        14,
+    ),
+    Planted(
+        "a readmitted request drops host pages while they are copied back",
+        _design(decode=leading(DECODE, "retracted", "readmit", target="decoding")),
+        Budget(),
+        "a copy touches pages or host pages that decode released in decoding",
+        15,
+    ),
+    Planted(
+        "an acknowledgement counts by room instead of by life",
+        _design(accepts=_accepts_by_room, room_of=_one_room),
+        Budget(aborts=1, rebuilds=1),
+        "decode takes the word of a prefill life that it is not paired with",
+        16,
+    ),
+    Planted(
+        "a rebuild reuses the room",
+        _design(room_of=_one_room),
+        Budget(aborts=1, rebuilds=1),
+        "decode takes the word of a prefill life that it is not paired with",
+        16,
+    ),
+    Planted(
+        "decode's abort is not forwarded",
+        _design(on_moved=without("abort", "decode")),
+        A1,
+        "only a heartbeat can help",
+        5,
+    ),
+    Planted(
+        "prefill's abort is not forwarded",
+        _design(on_moved=without("abort", "prefill")),
+        A1,
+        "only a heartbeat can help",
+        7,
+    ),
+    Planted(
+        "prefill ends before it was admitted and does not swear that it is quiet",
+        _design(on_moved=without("quiet", "prefill", "meeting", "waiting")),
+        A1,
+        "only a heartbeat can help",
+        8,
+    ),
+    Planted(
+        "the writer's quiet is not sent",
+        _design(on_moved=without("quiet", "prefill", "draining")),
+        A1,
+        "only a heartbeat can help",
+        10,
+    ),
+    Planted(
+        "a refusal at decode's door is not told",
+        _design(on_moved=without("reject", "decode")),
+        Budget(),
+        "only a heartbeat can help",
+        3,
+    ),
+    Planted(
+        "a refusal at prefill's door does not answer an early hello",
+        _design(on_refused=lambda early, how: ()),
+        Budget(),
+        "only a heartbeat can help",
+        4,
+    ),
+    Planted(
+        "an early hello is dropped",
+        _design(knock=_keeps_nothing),
+        Budget(),
+        "only a heartbeat can help",
+        4,
+    ),
+    Planted(
+        "a life that has ended does not answer a hello",
+        _design(
+            on_reply=lambda role, state, message, effect, refused=False: (
+                ()
+                if effect == "finished"
+                else protocol.on_reply(role, state, message, effect, refused)
+            )
+        ),
+        A1,
+        "never come to rest",
+        2,
+    ),
+    Planted(
+        "a metadata slot is reused before it is cleared",
+        _design(clears_slot=lambda chart, edge: False),
+        Budget(),
+        "a metadata slot is handed out that still names a room",
+        18,
+        requests=2,
+    ),
+    Planted(
+        "a metadata slot is cleared while it may still be written",
+        _design(clears_slot=lambda chart, edge: edge.source == "receiving"),
+        A1,
+        "a metadata slot is handed out that still names a room",
+        18,
+        requests=2,
+    ),
+    Planted(
+        "the last token is sampled again after a rebuild",
+        _design(replays_first_token=lambda emitted: False),
+        R1,
+        "the last token that the client has is sampled again",
+        25,
+    ),
+    Planted(
+        "decode is flushed while a life drains",
+        _design(may_flush=_flush_unless("draining")),
+        A1,
+        "flushed under the pages of a life that is draining",
+        7,
+    ),
+    Planted(
+        "prefill is flushed while it sends",
+        _design(may_flush=_flush_unless("sending")),
+        Budget(),
+        "prefill is flushed under the pages of a life that is sending",
+        10,
+    ),
+    Planted(
+        "an abort is lost while held",
+        _design(decode_table=ruled("decode", "held", "abort", KEEP)),
+        Budget(aborts=1, rebuilds=1),
+        "decode is still held",
+        14,
+    ),
+    Planted(
+        "an abort is lost while retracted",
+        _design(decode_table=ruled("decode", "retracted", "abort", KEEP)),
+        A1,
+        "decode is still retracted",
+        15,
+    ),
+    Planted(
+        "prefill answers twice",
+        _design(
+            prefill=holding(
+                PREFILL,
+                lambda s: tuple(r for r in s.holds if r != "frontend_records"),
+                "waiting",
+            )
+        ),
+        Budget(),
+        "prefill still owes an answer in prefilling that it has given",
+        7,
+    ),
+    Planted(
+        "prefill answers again when its wire is quiet",
+        _design(prefill=holding(PREFILL, lambda s: (*s.holds, "frontend_records"), "draining")),
+        A1,
+        "prefill answers its client twice",
+        8,
+    ),
+    Planted(
+        "the peer's abort frees under the reader",
+        _design(
+            prefill_table=ruled(
+                "prefill", "draining", "peer_abort", Decision("fire", "silence", "peer")
+            )
+        ),
+        Budget(aborts=2),
+        "the wire reads pages that prefill released in done",
+        11,
+    ),
+    Planted(
+        "pages are freed when the wire is only believed to be quiet",
+        _design(due=_due_blind),
+        A1,
+        "the wire reads pages that prefill released in done",
+        9,
+    ),
+    Planted(
+        "missed heartbeats free what a frozen peer may still write",
+        _design(
+            decode_table=ruled(
+                "decode", "draining", "peer_missed", Decision("fire", "silence", "peer")
+            )
+        ),
+        Budget(faults=1, aborts=1),
+        "the wire writes into pages that decode released in done",
+        10,
+    ),
+    Planted(
+        "prefill ignores that its peer is gone while waiting",
+        _design(prefill_table=ruled("prefill", "waiting", "peer_gone", KEEP)),
+        F1,
+        "prefill is still waiting, though it was aborted or left alone",
+        8,
+    ),
+    Planted(
+        "decode ignores that its peer is gone while receiving",
+        _design(decode_table=ruled("decode", "receiving", "peer_gone", KEEP)),
+        F1,
+        "decode is still receiving, though it was aborted or left alone",
+        7,
+    ),
+    Planted(
+        "KV that landed under other weights is used",
+        _design(is_outdated=lambda landed, weights, paused: False),
+        R1,
+        "KV is used that was computed under other weights",
+        16,
+    ),
+    Planted(
+        "a hand-over that is complete is not acknowledged",
+        _design(on_moved=without("landed", "decode")),
+        Budget(),
+        "only a heartbeat can help",
+        13,
+    ),
+    Planted(
+        "a late grant is dropped",
+        _design(prefill_table=ruled("prefill", "meeting", "peer_grant", DROP)),
+        Budget(),
+        "never come to rest",
+        2,
+    ),
+    Planted(
+        "a grant of the peer takes a row",
+        _design(prefill=holding(PREFILL, lambda s: (*s.holds, "rows"), "waiting")),
+        Budget(),
+        "peer_grant takes rows, which may not be there",
+        6,
+    ),
+)

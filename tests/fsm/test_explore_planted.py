@@ -1,0 +1,34 @@
+"""Exploration finds every planted bug, by a counterexample of minimal length.
+
+Method: one search for each bug of :mod:`tests.fsm.planted`, with the smallest budget that shows
+it. That the production design passes the same run is asked too: a property that always fails would
+find every bug."""
+
+import pytest
+
+from fsm.explore import Explorer
+from fsm.explore_pd_model import PairModel
+from tests.fsm.planted import PLANTED, Planted
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name.replace(" ", "_"))
+def test_a_planted_bug_is_found(bug: Planted) -> None:
+    result = Explorer(PairModel(bug.design), bug.requests, bug.budget).run()
+    assert result.violation is not None, "not found"
+    assert bug.says in result.violation.what
+    assert len(result.violation.steps) == bug.length, f"\n{result.violation}"
+
+
+@pytest.mark.parametrize(
+    ("requests", "budget"),
+    sorted({(bug.requests, bug.budget) for bug in PLANTED}),
+    ids=lambda value: str(value).replace(" ", ""),
+)
+def test_what_production_runs_passes_the_same_runs(requests: int, budget) -> None:  # type: ignore[no-untyped-def]
+    result = Explorer(PairModel(), requests, budget).run()
+    assert result.violation is None, f"\n{result.violation}"
+    assert result.complete
+
+
+def test_there_are_more_than_fifteen_bugs_and_each_says_something_of_its_own() -> None:
+    assert len({bug.name for bug in PLANTED}) == len(PLANTED) > 15
