@@ -58,13 +58,13 @@ class View:
 
 @dataclass(slots=True)
 class Submission:
-    """One ``submit`` of a scenario. ``history`` is what its session held, by the client's count."""
+    """One ``submit`` of a scenario."""
 
     name: str
     message: Submit
     stops: tuple[bytes, ...]
-    history: list[int]
-    submitted_us: int
+    earlier: tuple["Submission", ...]
+    """Earlier turns of its session."""
     views: list[View] = field(default_factory=list)
     refused: Finish | None = None
     """The front end's own refusal: the engine never heard of it."""
@@ -72,6 +72,18 @@ class Submission:
     @property
     def rid(self) -> str:
         return self.message.rid
+
+    @property
+    def history(self) -> list[int]:
+        """What its session held when it came: the finished turns before it, as their clients saw
+        them. One turn is in flight at a time, so whatever came before has ended before."""
+        return [
+            token
+            for turn in self.earlier
+            for view in turn.views
+            if view.finish is not None and view.finish.type in ("stop", "length")
+            for token in (*turn.message.prompt, *view.tokens)
+        ]
 
     @property
     def answered(self) -> bool:
@@ -102,8 +114,7 @@ class Clients:
         self._session_began[session] = len(self.submissions)
 
     def submit(self, name: str, message: Submit, stops: tuple[bytes, ...]) -> None:
-        history = self._history(message.session)
-        submission = Submission(name, message, stops, history, self._world.now_us)
+        submission = Submission(name, message, stops, self._turns(message.session))
         self.submissions[name] = submission
         self._open(submission)
 
@@ -211,16 +222,10 @@ class Clients:
     def _submission_of(self, view: View) -> Submission:
         return self.submissions[view.name.partition("#")[0]]
 
-    def _history(self, session: str | None) -> list[int]:
-        """What a session holds: the finished turns, as their clients saw them."""
-        history: list[int] = []
+    def _turns(self, session: str | None) -> tuple[Submission, ...]:
+        """The turns of a session so far, since it was opened."""
         if session is None:
-            return history
+            return ()
         began = self._session_began.get(session, 0)
-        for turn in list(self.submissions.values())[began:]:
-            if turn.message.session != session:
-                continue
-            for view in turn.views:
-                if view.finish is not None and view.finish.type in ("stop", "length"):
-                    history += turn.message.prompt + view.tokens
-        return history
+        turns = list(self.submissions.values())[began:]
+        return tuple(turn for turn in turns if turn.message.session == session)
