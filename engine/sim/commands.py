@@ -188,7 +188,8 @@ def retract(run: "Run", command: Command) -> None:
     """Force a retraction. Memory and priority take the same edge on a unified node."""
     name = command.words[0]
     for _, view in run.views(command, name):
-        if view is None or not run.node.scheduler.retract(view.member.rid):
+        done = view is not None and run.node.scheduler.retract(view.member.rid)
+        if not done and "maybe" not in command.flags:
             raise Fault(f"it is not on the device: {_standing(run, name)}")
     run.node.wake()
 
