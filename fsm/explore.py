@@ -45,8 +45,8 @@ _REQUEST_MASK: Final = (1 << _REQUEST_BITS) - 1
 class _Found(Exception):  # noqa: N818 - it is how a search ends
     """A step of the state being expanded is a violation."""
 
-    def __init__(self, who: int, label: str, state: int, what: str) -> None:
-        self.who, self.label, self.state, self.what = who, label, state, what
+    def __init__(self, who: int, label: str, after: int, what: str) -> None:
+        self.who, self.label, self.after, self.what = who, label, after, what
 
 
 Arc: TypeAlias = tuple[Cost, int, int, int, int]
@@ -227,16 +227,18 @@ class Explorer:
             left = spend[cost]
             if left < 0:
                 continue
-            targets = []
+            targets, broken = [], ""
             for rid in ids:
                 hit = self._hit(label, env, rid)
                 if hit is None:
                     break
                 targets.append(hit[0])
-                if hit[1]:
-                    raise _Found(-1, label, state=self._pack(ids, after, left), what=hit[1])
+                broken = broken or hit[1]
             else:
-                (other if cost else fair).append(self._pack(targets, after, left))
+                state = self._pack(targets, after, left)
+                if broken:
+                    raise _Found(-1, label, state, broken)
+                (other if cost else fair).append(state)
 
     # --- compiled steps ---
 
@@ -356,7 +358,7 @@ class Explorer:
     def _violation(self, path: list[int], found: _Found | None) -> Violation:
         steps = [self._between(a, b) for a, b in pairwise(path)]
         if found is not None:
-            steps.append(Taken(found.who, found.label, self._text(found.state)))
+            steps.append(Taken(found.who, found.label, self._text(found.after)))
             what = found.what
         else:
             what = "from here on it can never come to rest: a deadlock, a livelock or a leak"

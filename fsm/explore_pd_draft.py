@@ -38,7 +38,10 @@ class Draft:
     ) -> None:
         self.design: Final = design
         self.paused, self.prefill_weights, self.decode_weights, self.dirty = world
-        self.state, self.launched, self.copying, self.emitted, self.answers, self.weights = core
+        self.place = core.state
+        """Where the decode life is: a state of its chart, or absent, or gone."""
+        self.launched, self.copying, self.emitted = core.launched, core.copying, core.emitted
+        self.answers, self.weights = core.answers, core.weights
         self.leg = leg
         self.current = current
         self.opened = False
@@ -59,7 +62,7 @@ class Draft:
 
     def tell_decode(self, kinds: Sequence[FrameKind]) -> None:
         """The prefill life at hand says something."""
-        if self.state == DEAD:
+        if self.place == DEAD:
             return
         for kind in kinds:
             weights = 0
@@ -80,7 +83,7 @@ class Draft:
                 outdated=message == "peer_done"
                 and design.is_outdated(weights, self.decode_weights, self.paused),
             )
-            decision = design.decode_table[self.state, message, facts]
+            decision = design.decode_table[self.place, message, facts]
             if decision.effect != "fire":
                 break
             assert decision.event is not None
@@ -90,15 +93,15 @@ class Draft:
             if not design.is_proof(message):
                 return decision
         if decision.effect == "refuse":
-            raise Broken(f"decode: {message} makes no sense in {self.state}")
+            raise Broken(f"decode: {message} makes no sense in {self.place}")
         if self.current and message.startswith(("peer_", "wire_")):
-            self.tell_prefill(design.on_reply("decode", self.state, message, decision.effect))
+            self.tell_prefill(design.on_reply("decode", self.place, message, decision.effect))
         return decision
 
     def move_decode(self, event: str, cause: Message | None = None) -> None:
         """Fire ``event`` on the decode life, and say what the protocol says."""
         chart = self.design.decode
-        edge = chart.table[self.state, event]
+        edge = chart.table[self.place, event]
         before, after = chart.holds[edge.source], chart.holds[edge.target]
         _no_memory_for_a_message(cause, after - before, DECODE_POOLS)
         if "metadata_slots" in after - before and self.dirty:
@@ -106,7 +109,7 @@ class Draft:
         if self.design.clears_slot(chart, edge):
             self.dirty = False
         self.answers += "frontend_records" in before - after
-        self.state = edge.target
+        self.place = edge.target
         if event == "rebuild":
             self.current, self.opened = False, True
         met = edge.source in ("waiting", "receiving")
@@ -127,7 +130,7 @@ class Draft:
 
     def slot_written(self) -> None:
         """The metadata slot of decode names a room now."""
-        if self.state != DEAD:
+        if self.place != DEAD:
             self.dirty = True
 
     # --- prefill ---
@@ -193,12 +196,12 @@ class Draft:
 
     def at_decode(self, kind: FrameKind, weights: int) -> None:
         """A frame reaches the decode node."""
-        if self.state in (ABSENT, DEAD) or not self.accepted():
+        if self.place in (ABSENT, DEAD) or not self.accepted():
             return
         if not self.current:
             raise Broken("decode takes the word of a prefill life that it is not paired with")
         message = protocol.READS["decode"][kind]
-        if message == "peer_hello" and self.state == "meeting" and weights != self.decode_weights:
+        if message == "peer_hello" and self.place == "meeting" and weights != self.decode_weights:
             self.tell_prefill(("reject",))
             message = "peer_reject"
         self.decode(message, weights)
@@ -208,7 +211,7 @@ class Draft:
         design = self.design
         name = "prefill" if self.current else "earlier prefill"
         address = Address(design.room_of(self.current), name, "decode")
-        peer = None if self.state == "meeting" else "prefill"
+        peer = None if self.place == "meeting" else "prefill"
         return design.accepts(address, design.room_of(True), "decode", peer)
 
     # --- the end of a turn ---
@@ -226,10 +229,10 @@ class Draft:
             )
             if message is None or self.prefill(message).effect != "fire":
                 break
-        while self.state not in (ABSENT, DEAD):
+        while self.place not in (ABSENT, DEAD):
             message = due(
                 "decode",
-                self.state,
+                self.place,
                 launched=self.launched > 0 or self.copying,
                 paused=self.paused,
             )
@@ -257,9 +260,9 @@ class Draft:
             leg = leg._replace(note=None)
         if not self.current and leg.to_decode and not self.accepted():
             leg = leg._replace(to_decode=())
-        over = self.state in OVER
+        over = self.place in OVER
         core = Core(
-            self.state,
+            self.place,
             self.launched,
             self.copying,
             self.emitted and not over,

@@ -253,7 +253,7 @@ class PairModel:
                 return None
             if label == "decode changes weights":
                 draft.decode_weights = 1
-                draft.tell_prefill(self.design.on_new_weights("decode", draft.state))
+                draft.tell_prefill(self.design.on_new_weights("decode", draft.place))
             elif label == "prefill changes weights":
                 draft.prefill_weights = 1
         part = self._taken(draft, label)

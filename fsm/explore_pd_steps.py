@@ -226,7 +226,7 @@ def _prefill_fires(design: Design, leg: Leg, message: Message) -> bool:
 
 
 def _decode_arrives(draft: Draft) -> None:
-    draft.state = draft.design.decode.initial
+    draft.place = draft.design.decode.initial
 
 
 def _decode_intake(event: str, draft: Draft) -> None:
@@ -268,15 +268,15 @@ def _to_decode(message: Message, draft: Draft) -> None:
 
 def _decode_alone(draft: Draft) -> None:
     """The peer is gone: a life that relies on it has ended after this turn."""
-    relied = draft.design.relies_on_peer("decode", draft.state, draft.state != "meeting")
+    relied = draft.design.relies_on_peer("decode", draft.place, draft.place != "meeting")
     draft.decode("peer_gone")
     if relied:
-        draft.must_be_over(draft.design.decode, draft.state)
+        draft.must_be_over(draft.design.decode, draft.place)
 
 
 def _decode_client(draft: Draft) -> None:
     draft.decode("abort")
-    draft.must_be_over(draft.design.decode, draft.state)
+    draft.must_be_over(draft.design.decode, draft.place)
 
 
 def _decode_receives(draft: Draft) -> None:

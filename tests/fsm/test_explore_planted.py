@@ -7,6 +7,7 @@ find every bug."""
 import pytest
 
 from fsm.explore import Explorer
+from fsm.explore_base import Budget
 from fsm.explore_pd_model import PairModel
 from tests.fsm.planted import PLANTED, Planted
 
@@ -19,12 +20,11 @@ def test_a_planted_bug_is_found(bug: Planted) -> None:
     assert len(result.violation.steps) == bug.length, f"\n{result.violation}"
 
 
-@pytest.mark.parametrize(
-    ("requests", "budget"),
-    sorted({(bug.requests, bug.budget) for bug in PLANTED}),
-    ids=lambda value: str(value).replace(" ", ""),
-)
-def test_what_production_runs_passes_the_same_runs(requests: int, budget) -> None:  # type: ignore[no-untyped-def]
+RUNS = sorted({(bug.requests, bug.budget) for bug in PLANTED})
+
+
+@pytest.mark.parametrize(("requests", "budget"), RUNS, ids=lambda value: str(value))
+def test_production_passes_the_same_runs(requests: int, budget: Budget) -> None:
     result = Explorer(PairModel(), requests, budget).run()
     assert result.violation is None, f"\n{result.violation}"
     assert result.complete
