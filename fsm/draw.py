@@ -58,6 +58,17 @@ class Drawing:
         return tuple(edges)
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What requests did on a chart, to be drawn on it: whatever they did not do turns grey."""
+
+    caption: str
+    states: Mapping[str, str]
+    """State → what to say about it; a state that was never entered is not there."""
+    edges: Mapping[tuple[str, str], int]
+    """(state, event) → how often."""
+
+
 DRAWINGS: Final[tuple[Drawing, ...]] = (
     Drawing(
         unified.UNIFIED,
@@ -117,10 +128,18 @@ HOLD_WIDTH: Final = 26
 """Characters in a line of holdings: a node is then about as wide as two edge labels."""
 
 
-def to_dot(drawing: Drawing) -> str:
+UNUSED: Final = "#b8c1cb"
+
+
+def to_dot(drawing: Drawing, usage: Usage | None = None) -> str:
     """A box for each phase, a node for each state, one arrow for each pair of states."""
     chart, spine = drawing.chart, drawing.spine()
-    graph = {"label": f"<{_heading(drawing)}>", "labelloc": "t", "bgcolor": "white", "pad": "0.2"}
+    graph = {
+        "label": f"<{_heading(drawing, usage)}>",
+        "labelloc": "t",
+        "bgcolor": "white",
+        "pad": "0.2",
+    }
     graph |= {"fontname": FONT, "fontsize": "12", "fontcolor": INK}
     graph |= {"nodesep": "0.18", "ranksep": "0.4"}
     node = {"shape": "box", "style": "rounded,filled", "fontname": FONT, "fontcolor": INK}
@@ -137,7 +156,7 @@ def to_dot(drawing: Drawing) -> str:
         f'  "" -> {_quoted(chart.initial)}',
     ]
     for phase in PHASES:
-        inside = [_node(s, drawing.kit) for s in chart.states if s.phase == phase]
+        inside = [_node(s, drawing.kit, usage) for s in chart.states if s.phase == phase]
         if inside:
             box = {"label": phase, "labeljust": "l", "fontsize": "12", "fontcolor": "#616e7c"}
             box |= {"style": "rounded,filled", "color": "#f1f4f7", "tooltip": PHASE_MEANING[phase]}
@@ -151,11 +170,11 @@ def to_dot(drawing: Drawing) -> str:
     rank = {state.name: number for number, state in enumerate(chart.states)}
     edges = sorted(chart.edges, key=lambda e: (rank[e.source], rank[e.target]))
     for _, parallel in groupby(edges, key=lambda e: (e.source, e.target)):
-        lines.append(f"  {_arrow(tuple(parallel), spine)}")
+        lines.append(f"  {_arrow(tuple(parallel), spine, usage)}")
     return "\n".join([*lines, "}", ""])
 
 
-def _heading(drawing: Drawing) -> str:
+def _heading(drawing: Drawing, usage: Usage | None) -> str:
     """Title, fingerprint and legend as one HTML label, which cannot overlap the picture."""
     chart = drawing.chart
     legend = [
@@ -163,12 +182,20 @@ def _heading(drawing: Drawing) -> str:
         for kind, (fill, border) in COLOURS.items()
         if any(state.kind == kind for state in chart.states)
     ]
-    legend += [
-        f'<td><font color="{SPINE}"><b>→ the usual life</b></font></td>',
-        f'<td><font color="{QUIET}">→ an early end</font></td>',
-        "<td><i>held?</i>  if the request needs one</td>",
-    ]
-    title = f'<font point-size="18"><b>{escape(drawing.title)}</b></font>'
+    if usage is None:
+        legend += [
+            f'<td><font color="{SPINE}"><b>→ the usual life</b></font></td>',
+            f'<td><font color="{QUIET}">→ an early end</font></td>',
+            "<td><i>held?</i>  if the request needs one</td>",
+        ]
+    else:
+        legend += [
+            f'<td><font color="{SPINE}">entries ×   median … 99th percentile</font></td>',
+            f'<td><font color="{SPINE}"><b>→ taken</b></font></td>',
+            f'<td><font color="{UNUSED}">→ not taken</font></td>',
+        ]
+    heading = usage.caption if usage is not None else drawing.title
+    title = f'<font point-size="18"><b>{escape(heading)}</b></font>'
     mark = f"   chart {escape(chart.name)} · {chart.fingerprint}"
     return (
         '<table border="0" cellborder="0" cellspacing="6" cellpadding="3">'
@@ -177,25 +204,37 @@ def _heading(drawing: Drawing) -> str:
     )
 
 
-def _node(state: State, kit: frozenset[Resource]) -> str:
+def _node(state: State, kit: frozenset[Resource], usage: Usage | None) -> str:
     held = _lines([resource for resource in state.holds if resource in kit])
     held += [f"<i>{line}</i>" for line in _lines([f"{r}?" for r in state.holds if r not in kit])]
     rows = [f'<td cellpadding="2"><b>{escape(state.name)}</b></td>']
     rows += [f'<td><font point-size="11">{line}</font></td>' for line in held or ["nothing"]]
     fill, border = COLOURS[state.kind]
+    if usage is not None:
+        said = escape(usage.states.get(state.name, "never"))
+        colour = SPINE if state.name in usage.states else UNUSED
+        rows.insert(1, f'<td><font color="{colour}">{said}</font></td>')
     label = {"label": f"<{_table(rows)}>", "fillcolor": fill, "color": border, "tooltip": state.doc}
     if state.kind == "done":
         label["peripheries"] = "2"
+    if usage is not None and state.name not in usage.states:
+        label |= {"fillcolor": "white", "color": UNUSED, "fontcolor": UNUSED}
     return f"{_quoted(state.name)} {_attributes(label)}"
 
 
-def _arrow(edges: tuple[Edge, ...], spine: tuple[Edge, ...]) -> str:
+def _arrow(edges: tuple[Edge, ...], spine: tuple[Edge, ...], usage: Usage | None) -> str:
     """All edges of one pair of states. The spine is bold; what ends a life early is quiet."""
     usual = any(edge in spine for edge in edges)
     quiet = usual or any(edge.event == "abort" for edge in edges)
     rows = []
     for edge in edges:
         name, actors = escape(edge.event), escape(", ".join(edge.by))
+        if usage is not None:
+            count = usage.edges.get((edge.source, edge.event), 0)
+            colour = INK if count else UNUSED
+            text = f"<b>{count:,}</b> {name}" if count else name
+            rows.append(f'<td align="left">  <font color="{colour}">{text}</font></td>')
+            continue
         if edge in spine:
             name = f'<font color="{SPINE}"><b>{name}</b></font>'
         elif quiet:
@@ -209,7 +248,16 @@ def _arrow(edges: tuple[Edge, ...], spine: tuple[Edge, ...]) -> str:
         look |= {"color": SPINE, "penwidth": "2.4", "weight": "20"}
     elif quiet:
         look |= {"color": QUIET}
+    if usage is not None:
+        look |= _used(sum(usage.edges.get((edge.source, edge.event), 0) for edge in edges))
     return f"{_quoted(edges[0].source)} -> {_quoted(edges[0].target)} {_attributes(look)}"
+
+
+def _used(count: int) -> dict[str, str]:
+    """An arrow grows with the order of magnitude of what went along it."""
+    if not count:
+        return {"color": UNUSED, "style": "dashed", "penwidth": "1"}
+    return {"color": SPINE, "penwidth": f"{1 + 0.7 * len(str(count)):.1f}"}
 
 
 def _table(cells: Iterable[str], padding: int = 0) -> str:

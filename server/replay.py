@@ -17,7 +17,14 @@ from rich.markup import escape
 
 from engine.sim.scenario import Outcome, ScenarioError, run_file
 from engine.sim.traces import difference, rewrite
-from server import replay_check, replay_show, replay_stats, replay_timeline
+from server import (
+    replay_chart,
+    replay_check,
+    replay_diff,
+    replay_show,
+    replay_stats,
+    replay_timeline,
+)
 from server.replay_files import FAULTS, FITS, UNUSABLE
 
 HELP: Final = """\
@@ -79,7 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, prog="fsm-replay"
     )
-    for add in (replay_check.add, replay_show.add, replay_stats.add, replay_timeline.add, add_run):
+    for add in (
+        replay_check.add,
+        replay_show.add,
+        replay_stats.add,
+        replay_timeline.add,
+        replay_chart.add,
+        replay_diff.add,
+        add_run,
+    ):
         add(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] not in {*commands.choices, "-h", "--help"}:

@@ -33,9 +33,9 @@ def command(
     summary: str,
     description: str,
     examples: str,
-    traces: str = "+",
+    traces: tuple[str, ...] = (),
 ) -> argparse.ArgumentParser:
-    """The parser of a subcommand that reads ``traces`` trace files (argparse's ``nargs``)."""
+    """The parser of a subcommand that reads traces: any number, or one for each name."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -43,9 +43,12 @@ def command(
         epilog=f"examples:\n{examples}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "traces", nargs=traces, type=Path, metavar="TRACE", help="a trace, plain or .gz"
-    )
+    for name in traces:
+        parser.add_argument(name, type=Path, help="a trace, plain or .gz")
+    if not traces:
+        parser.add_argument(
+            "traces", nargs="+", type=Path, metavar="TRACE", help="a trace, plain or .gz"
+        )
     parser.set_defaults(handler=handler)
     return parser
 
