@@ -3,7 +3,7 @@
 One stream, 32 streams (128 in, 64 out), a 1,024-token prefill, start to first token, and what a
 client sees while a long prefill runs (a bad request, an abort). ``--peer`` adds the same three
 loads on ``transformers`` in this process, with the same weights, for a ratio from one run.
-Nothing here is a test: a busy machine moves every figure. """
+Nothing here is a test: a busy machine moves every figure."""
 
 from __future__ import annotations
 

@@ -761,7 +761,7 @@ class SchedulerCore(ABC):
         request.committed = item.start + item.count
         if sampled.token is not None and request.max_new_tokens > 0:
             self._append(request, sampled)
-        if decision.event == "prefilled":
+        if item.sample and request.state == "prefilling":
             self._prompt_committed(request, sampled)
         self._apply(request, message, decision, finish)
 

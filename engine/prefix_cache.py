@@ -58,6 +58,8 @@ class PrefixCache:
         self.root = Node(None, (), -1)
         self.size = 0
         """Pages in the tree."""
+        self.added = 0
+        """Pages ever put in: while it stands still, nothing that was not found can be found."""
         self.evictions = 0
 
     def match(self, tokens: Sequence[int], limit: int) -> tuple[Node, array[int]]:
@@ -204,6 +206,7 @@ class PrefixCache:
         self._pool.share(page, CACHE)
         parent.children[key] = node
         self.size += 1
+        self.added += 1
         self._touch(node)
         return node
 

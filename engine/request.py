@@ -31,7 +31,9 @@ class Request:
         "cached_tokens",
         "client_deadline",
         "committed",
+        "estimate",
         "finish",
+        "final_output_len",
         "first_token_at",
         "group",
         "in_steps",
@@ -100,10 +102,13 @@ class Request:
         self.cached_tokens = 0
         self.retractions = 0
         self.overtaken = 0
+        self.estimate: tuple[int, int, int] | None = None
+        """(pages ever cached, pages, tokens): what admission would cost, as of then."""
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.client_deadline: float | None = None
         self.finish: Finish | None = None
+        self.final_output_len: int | None = None
         self.pairing: Pairing | None = None
         """With a peer: the room, and what is known of the other half."""
         self.withheld = False
@@ -116,7 +121,14 @@ class Request:
 
     @property
     def output_len(self) -> int:
+        if self.final_output_len is not None:
+            return self.final_output_len
         return len(self.tokens) - self.prompt_len
+
+    def forget(self) -> None:
+        """It is done: what is remembered of it must not cost memory by its length."""
+        self.final_output_len = self.output_len
+        self.tokens = []
 
     @property
     def feeds(self) -> int:

@@ -75,6 +75,7 @@ class Roster:
                 index.add(request)
         if target == "done":
             del self.lives[request.life]
+            request.forget()
 
     def retired(self, request: Request) -> bool:
         """``request`` was answered; returns whether it had ever been accepted."""

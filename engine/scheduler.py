@@ -140,17 +140,20 @@ class Scheduler(SchedulerCore):
             admitted.append(candidates[life])
         for life in admission.passed:
             candidates[life].overtaken += 1
-        head = self.roster.queue.first(1)
-        if head and not admission.admit and self._displace(head[0]):
+        ready = (r for r in candidates.values() if r.state != "prefetching" and not r.withheld)
+        head = next(ready, None)
+        if head is not None and not admission.admit and self._displace(head):
             return self._admit()  # nothing would wake the loop for the room that was made
         return admitted
 
     def _candidate(self, request: Request) -> Candidate:
-        pages, tokens = self.kv.cost(request)
+        # Matching a long prompt at every step would make a step cost as much as the queue holds.
+        if request.estimate is None or request.estimate[0] != self.kv.cache.added:
+            request.estimate = (self.kv.cache.added, *self.kv.cost(request))
         return Candidate(
             request.life,
-            pages,
-            tokens,
+            request.estimate[1],
+            request.estimate[2],
             request.overtaken,
             request.state != "prefetching" and not request.withheld,
         )
@@ -159,8 +162,10 @@ class Scheduler(SchedulerCore):
         try:
             pages, lock = self.kv.reserve(request)
         except Exhausted:
+            request.estimate = None  # what it had counted on was evicted, or is in use no more
             return False
         row = self.rows.reserve(request.life)
+        request.estimate = None
         request.launched = request.committed = pages.shared * self.config.page_size
         if request.attempt == 0:
             self._admitted(request)
@@ -174,8 +179,6 @@ class Scheduler(SchedulerCore):
         """A waiting request of higher priority pushes out lower ones, if that makes it fit.
 
         Returns whether somebody left at once, because no launched step contained it."""
-        if head.state == "prefetching" or head.withheld:
-            return False
         if not any(r.priority < head.priority for r in self.roster.device):
             return False
         candidate = self._candidate(head)

@@ -171,7 +171,7 @@ class Prefetch(Lease):
     """One read of stored pages for one request. Releasing it gives the read up if it is not
     over."""
 
-    __slots__ = ("_book", "first_page", "keys", "request", "ticket")
+    __slots__ = ("_book", "first_page", "keys", "request", "ticket", "tokens")
 
     def __init__(
         self,
@@ -184,6 +184,7 @@ class Prefetch(Lease):
         super().__init__("prefetches", request.life)
         self._book = book
         self.request: Final = request
+        self.tokens: Final = request.tokens  # outlives the request, which forgets its own
         self.ticket: Final = ticket
         self.first_page: Final = first_page
         self.keys: Final = keys

@@ -150,13 +150,13 @@ class StoredKv:
         if loaded:
             owner = f"{STORE_OWNER}{lease.ticket}"
             count = lease.first_page + len(pages)
-            self._kv.keep(owner, lease.request.tokens, [*have, *pages], count)
+            self._kv.keep(owner, lease.tokens, [*have, *pages], count)
         self._drop(lease.ticket, array("q", pages))
         return (lease, loaded) if lease.stage == "held" else None
 
     def _place(self, lease: Prefetch) -> tuple[Node, array[int]]:
         """Where in the cache the loaded pages belong, and the pages before them."""
-        return self._kv.cache.match(lease.request.tokens, lease.first_page * self._kv.page_size)
+        return self._kv.cache.match(lease.tokens, lease.first_page * self._kv.page_size)
 
     def _drop(self, ticket: int, pages: array[int]) -> None:
         self._kv.drop(f"{STORE_OWNER}{ticket}", pages)

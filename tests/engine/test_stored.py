@@ -145,6 +145,9 @@ def test_what_a_load_continues_may_be_evicted_meanwhile() -> None:
     """The cached first page is gone when the second one arrives: a miss, and no page in limbo."""
     node, store = node_of()
     node.ask("x", TEXT[:5], 1)
+    for _ in range(20):  # its page is also written to the store
+        node.turn()
+        store.finish()
     node.settle()
     assert node.scheduler.kv.cache.pages == 1
     store.fill(4, TEXT)
