@@ -24,6 +24,7 @@ from fsm.explore_base import (
     Budget,
     Cost,
     Environment,
+    Hit,
     Model,
     Progress,
     Request,
@@ -62,8 +63,8 @@ class Arcs(NamedTuple):
     other: list[Arc]
     suspect: list[tuple[Arc, Step]]
     """Violations, and repairs, which are violations as long as nothing went wrong."""
-    labels: dict[tuple[Cost, int, int], str]
-    """(cost, request, environment after it) → label."""
+    hits: list[Hit | None]
+    """What the events of a node do to it, in their order; a request of a pair only."""
 
 
 class Explorer:
@@ -89,7 +90,6 @@ class Explorer:
         self._claims: list[int] = []
         self._arcs: dict[int, Arcs] = {}
         self._events: dict[int, list[tuple[Cost, int, str]]] = {}
-        self._hits: dict[tuple[str, int, int], tuple[int, str] | None] = {}
         self._rest: dict[int, bool] = {}
         self._spend = _spending(budget)
         self._whole = _budget_code(budget)
@@ -160,7 +160,6 @@ class Explorer:
         fair: list[int] = []
         other: list[int] = []
         if self._requests == 1:
-            ids: tuple[int, ...] = (low,)
             arcs = self._arcs.get((low << _ENV_BITS) | env) or self._compile(env, low)
             fair += [arc[4] | budget for arc in arcs.fair]
             for arc in arcs.other:
@@ -168,11 +167,11 @@ class Explorer:
                 if left >= 0:
                     other.append(arc[4] | left)
             if arcs.suspect:
-                self._suspect(arcs.suspect, 0, low, -1, budget)
+                self._suspect(arcs.suspect, 0, -1, budget)
         else:
             high = state >> (_LOW + _REQUEST_BITS)
-            ids = (high, low)
-            for who, rid in enumerate(ids):
+            hits = []
+            for who, rid in enumerate((high, low)):
                 mate = low if who == 0 else high
                 claimed, mate_low = self._claims[mate], mate << _LOW
                 mate_high = mate_low << _REQUEST_BITS
@@ -193,15 +192,15 @@ class Explorer:
                     else:
                         other.append(mate_high | as_low | left)
                 if arcs.suspect:
-                    self._suspect(arcs.suspect, who, rid, mate, budget)
+                    self._suspect(arcs.suspect, who, mate, budget)
+                hits.append(arcs.hits)
                 if rid == mate:
+                    hits.append(arcs.hits)
                     break  # alike: the second one's steps are the first one's
-        self._node_events(env, ids, budget, fair, other)
+            self._node_events(env, hits, budget, fair, other)
         return fair, other
 
-    def _suspect(
-        self, arcs: list[tuple[Arc, Step]], who: int, rid: int, mate: int, budget: int
-    ) -> None:
+    def _suspect(self, arcs: list[tuple[Arc, Step]], who: int, mate: int, budget: int) -> None:
         faultless = budget & 3 == self._whole & 3
         claimed = self._claims[mate] if mate >= 0 else 0
         for arc, step in arcs:
@@ -214,37 +213,44 @@ class Explorer:
             raise _Found(who, step.label, self._pack(ids, env, left), what)
 
     def _node_events(
-        self, env: int, ids: tuple[int, ...], budget: int, fair: list[int], other: list[int]
+        self,
+        env: int,
+        hits: list[list[Hit | None]],
+        budget: int,
+        fair: list[int],
+        other: list[int],
     ) -> None:
-        events = self._events.get(env)
-        if events is None:
-            events = self._events[env] = [
-                (cost, self._env(after), label)
-                for label, cost, after in self.model.events(self._envs[env])
-            ]
         spend = self._spend[budget]
-        for cost, after, label in events:
+        for (cost, after, label), first, second in zip(self._events[env], *hits, strict=True):
             left = spend[cost]
-            if left < 0:
+            if left < 0 or first is None or second is None:
                 continue
-            targets, broken = [], ""
-            for rid in ids:
-                hit = self._hit(label, env, rid)
-                if hit is None:
-                    break
-                targets.append(hit[0])
-                broken = broken or hit[1]
-            else:
-                state = self._pack(targets, after, left)
-                if broken:
-                    raise _Found(-1, label, state, broken)
-                (other if cost else fair).append(state)
+            ids = [self._ids[first.request], self._ids[second.request]]
+            state = self._pack(ids, after, left)
+            if first.violation or second.violation:
+                raise _Found(0, label, state, first.violation or second.violation)
+            (other if cost else fair).append(state)
 
     # --- compiled steps ---
 
     def _compile(self, env: int, rid: int) -> Arcs:
-        arcs = Arcs([], [], [], {})
-        for step in self.model.steps(self._envs[env], self._all[rid]):
+        environment, request = self._envs[env], self._all[rid]
+        arcs = Arcs([], [], [], [])
+        known: set[tuple[Cost, int]] = set()
+        steps = self.model.steps(environment, request)
+        hits = [self.model.hit(label, environment, request) for _, _, label in self._of_node(env)]
+        if self._requests == 1:
+            for (cost, after, label), hit in zip(self._events[env], hits, strict=True):
+                if hit is not None:
+                    steps.append(
+                        Step(label, cost, 0, self._envs[after], hit.request, False, hit.violation)
+                    )
+        else:
+            for hit in hits:
+                if hit is not None:
+                    self._intern(hit.request)
+            arcs.hits.extend(hits)
+        for step in steps:
             target, after = self._intern(step.request), self._env(step.environment)
             as_low = (target << _LOW) | (after << _BUDGET_BITS)
             as_high = (target << (_LOW + _REQUEST_BITS)) | (after << _BUDGET_BITS)
@@ -252,22 +258,24 @@ class Explorer:
             if step.violation:
                 arcs.suspect.append((arc, step))
                 continue
-            key = (step.cost, target, after)
-            if (target == rid and after == env) or key in arcs.labels:
+            if (target == rid and after == env) or (step.cost, as_low) in known:
                 continue
             if step.repair:
                 arcs.suspect.append((arc, step))
-            arcs.labels[key] = step.label
+            known.add((step.cost, as_low))
             (arcs.other if step.cost else arcs.fair).append(arc)
         self._arcs[(rid << _ENV_BITS) | env] = arcs
         return arcs
 
-    def _hit(self, label: str, env: int, rid: int) -> tuple[int, str] | None:
-        key = (label, env, rid)
-        if key not in self._hits:
-            hit = self.model.hit(label, self._envs[env], self._all[rid])
-            self._hits[key] = None if hit is None else (self._intern(hit.request), hit.violation)
-        return self._hits[key]
+    def _of_node(self, env: int) -> list[tuple[Cost, int, str]]:
+        """Events of a whole node: (cost, environment after, label)."""
+        events = self._events.get(env)
+        if events is None:
+            events = self._events[env] = [
+                (cost, self._env(after), label)
+                for label, cost, after in self.model.events(self._envs[env])
+            ]
+        return events
 
     def _intern(self, request: Request) -> int:
         rid = self._ids.get(request)
@@ -367,27 +375,25 @@ class Explorer:
     def _between(self, before: int, after: int) -> Taken:
         """The step that leads from one state to the other."""
         env, ids = self._unpack(before)
-        text = self._text(after)
+        spend, text = self._spend[before & _BUDGET_MASK], self._text(after)
+        environment = self._envs[env]
         for who, rid in enumerate(ids):
             others = ids[:who] + ids[who + 1 :]
-            claimed = 0
-            for other in others:
-                claimed |= self._claims[other]
-            arcs = self._arcs[(rid << _ENV_BITS) | env]
-            for cost, needs, target, _, as_low in (*arcs.fair, *arcs.other):
-                left = self._spend[before & _BUDGET_MASK][cost]
-                if left < 0 or needs & claimed:
+            claimed = self._claims[others[0]] if others else 0
+            for step in self.model.steps(environment, self._all[rid]):
+                left = spend[step.cost]
+                if left < 0 or step.needs & claimed or step.request not in self._ids:
                     continue
-                target_env = (as_low >> _BUDGET_BITS) & _ENV_MASK
-                if self._pack([target, *others], target_env, left) == after:
-                    return Taken(who, arcs.labels[cost, target, target_env], text)
+                target = [self._ids[step.request], *others]
+                if self._pack(target, self._env(step.environment), left) == after:
+                    return Taken(who, step.label, text)
         for cost, target_env, label in self._events[env]:
-            left = self._spend[before & _BUDGET_MASK][cost]
-            hits = [self._hit(label, env, rid) for rid in ids]
-            if left >= 0 and None not in hits:
-                targets = [hit[0] for hit in hits if hit is not None]
-                if self._pack(targets, target_env, left) == after:
-                    return Taken(-1, label, text)
+            hits = [self.model.hit(label, environment, self._all[rid]) for rid in ids]
+            targets = [self._ids[hit.request] for hit in hits if hit is not None]
+            if spend[cost] < 0 or len(targets) < len(ids):
+                continue
+            if self._pack(targets, target_env, spend[cost]) == after:
+                return Taken(-1, label, text)
         raise AssertionError("a state without the step that led to it")
 
     def _text(self, state: int) -> str:

@@ -41,6 +41,8 @@ ABSENT: Final = "absent"
 DEAD: Final = "gone"
 """The process died, and its life with it."""
 OVER: Final = ("done", DEAD)
+NO_ROOM: Final = (ABSENT, "arrived")
+"""A frame for its room is answered at the door."""
 
 
 class World(NamedTuple):
@@ -61,7 +63,7 @@ class Leg(NamedTuple):
     launched: int = 0
     wire: int = IDLE
     note: Frame | None = None
-    """Absent: what was said to its door. Meeting: the hello that it has had. Done: refused."""
+    """In no room: what was said to its door. Meeting: the hello that it has had. Done: refused."""
     answers: int = 0
     weights: int = 0
     """Those that its KV was computed under."""
@@ -70,9 +72,7 @@ class Leg(NamedTuple):
 
     @property
     def met(self) -> bool:
-        return self.state not in (ABSENT, "arrived") and (
-            self.state != "meeting" or self.note is not None
-        )
+        return self.state not in NO_ROOM and (self.state != "meeting" or self.note is not None)
 
     @property
     def is_over(self) -> bool:

@@ -12,6 +12,7 @@ from fsm.explore_pd import (
     DECODE_POOLS,
     IDLE,
     LAST,
+    NO_ROOM,
     OVER,
     PREFILL_POOLS,
     WRITTEN,
@@ -128,6 +129,12 @@ class Draft:
         if self.weights != self.decode_weights:
             raise Broken("KV is used that was computed under other weights")
 
+    def dies(self) -> None:
+        """Decode's process, and all that it held, is gone."""
+        if self.place != ABSENT:
+            self.place, self.launched, self.copying = DEAD, 0, False
+            self.emitted, self.weights = False, 0
+
     def slot_written(self) -> None:
         """The metadata slot of decode names a room now."""
         if self.place != DEAD:
@@ -180,7 +187,7 @@ class Draft:
     def at_prefill(self, kind: FrameKind, weights: int) -> None:
         """A frame reaches the prefill node."""
         leg = self.leg
-        if leg.state == ABSENT:
+        if leg.state in NO_ROOM:
             outcome = self.design.knock(kind, None, None)
             if outcome.keep:
                 self.leg = leg._replace(note=(kind, weights))
@@ -256,7 +263,7 @@ class Draft:
                 weights=0,
                 note=leg.note if leg.note == REFUSED else None,
             )
-        elif leg.note is not None and leg.state not in (ABSENT, "meeting"):
+        elif leg.note is not None and leg.state not in (*NO_ROOM, "meeting"):
             leg = leg._replace(note=None)
         if not self.current and leg.to_decode and not self.accepted():
             leg = leg._replace(to_decode=())

@@ -10,6 +10,7 @@ from fsm.explore_pd import (
     DEAD,
     DECODE_POOLS,
     GONE,
+    NO_ROOM,
     OVER,
     PREFILL_POOLS,
     PRODUCTION,
@@ -73,6 +74,7 @@ class PairModel:
         self._setting: Final = Setting(design, depth, intake_steps, self.needs)
         self._parts: dict[tuple[World, int, int, bool], list[Part]] = {}
         self._flushes: dict[tuple[World, Role, frozenset[str]], tuple[bool, str]] = {}
+        self._part_hits: dict[tuple[str, World, int, int], Part] = {}
         # Cores and legs by number, and back.
         self._core_ids: dict[Core, int] = {}
         self._leg_ids: dict[Leg, int] = {}
@@ -235,29 +237,29 @@ class PairModel:
         return events
 
     def hit(self, label: str, environment: World, request: Key) -> Hit | None:
-        if label == "prefill's process dies":
-            return Hit(self.key(_without_prefill(self.life(request))))
-        if label == "decode's process dies":
-            return Hit(self.key(_without_decode(self.life(request))))
         core, leg, earlier = request
-        draft = Draft(self.design, environment, self._cores[core], self._legs[leg])
         violation = ""
-        if label == "decode pauses":
-            draft.paused = True
-        elif label == "decode continues":
-            draft.paused = False
-        else:
+        if label == "prefill's process dies":
+            earlier = ()
+        elif label == "decode's process dies":
+            dead = (self._part_hit(label, environment, core, old).leg for old in earlier)
+            earlier = tuple(sorted(n for n in dead if not self._legs[n].is_over))
+        elif label.endswith("weights"):
             role: Role = "prefill" if label.startswith("prefill") else "decode"
             allowed, violation = self._flush(environment, request, role)
             if not allowed:
                 return None
-            if label == "decode changes weights":
-                draft.decode_weights = 1
-                draft.tell_prefill(self.design.on_new_weights("decode", draft.place))
-            elif label == "prefill changes weights":
-                draft.prefill_weights = 1
-        part = self._taken(draft, label)
+        part = self._part_hit(label, environment, core, leg)
         return Hit(self._with_current(part, earlier), violation or part.violation)
+
+    def _part_hit(self, label: str, world: World, core: int, leg: int) -> Part:
+        """What an event of a node does to a decode life and one leg."""
+        key = (label, world, core, leg)
+        part = self._part_hits.get(key)
+        if part is None:
+            draft = Draft(self.design, world, self._cores[core], self._legs[leg])
+            part = self._part_hits[key] = self._taken(draft, label, action=HITS[label])
+        return part
 
     def _flush(self, world: World, request: Key, role: Role) -> tuple[bool, str]:
         """(whether the protocol allows a flush, what would be wrong with it)"""
@@ -302,23 +304,45 @@ def _with(legs: tuple[int, ...], leg: int) -> tuple[int, ...]:
     return tuple(sorted((*legs, leg)))
 
 
-def _without_prefill(life: Life) -> Life:
-    """Prefill's process died: its lives are gone, and so are frames; decode sees a closed
-    socket."""
-    core, leg, _ = life
-    state = ABSENT if leg.state == ABSENT else DEAD
-    knows = core.state not in (ABSENT, *OVER)
-    return Life(core, Leg(state, answers=leg.answers, to_decode=(GONE,) if knows else ()), ())
+def _prefill_dies(draft: Draft) -> None:
+    """Its lives are gone, and so are frames; decode sees a closed socket."""
+    knows = draft.place not in (ABSENT, *OVER)
+    state = ABSENT if draft.leg.state == ABSENT else DEAD
+    draft.leg = Leg(state, answers=draft.leg.answers, to_decode=(GONE,) if knows else ())
 
 
-def _without_decode(life: Life) -> Life:
-    """Decode's process died. A prefill life that has met its peer sees it; one that has not never
-    will, and what was said to its door is forgotten."""
-    core, legs = life.core, []
-    for leg in (life.leg, *life.earlier):
-        told = (GONE,) if leg.met and leg.state not in OVER else ()
-        note = None if leg.state == ABSENT else leg.note
-        legs.append(leg._replace(to_decode=(), to_prefill=told, note=note))
-    if core.state != ABSENT:
-        core = Core(DEAD, answers=core.answers)
-    return Life(core, legs[0], tuple(legs[1:]))
+def _decode_dies(draft: Draft) -> None:
+    """A prefill life that has met its peer sees it; one that has not never will, and what was said
+    to its door is forgotten."""
+    leg = draft.leg
+    told = (GONE,) if leg.met and leg.state not in OVER else ()
+    note = None if leg.state in NO_ROOM else leg.note
+    draft.leg = leg._replace(to_decode=(), to_prefill=told, note=note)
+    draft.dies()
+
+
+def _pauses(draft: Draft) -> None:
+    draft.paused = True
+
+
+def _continues(draft: Draft) -> None:
+    draft.paused = False
+
+
+def _decode_changes(draft: Draft) -> None:
+    draft.decode_weights = 1
+    draft.tell_prefill(draft.design.on_new_weights("decode", draft.place))
+
+
+def _prefill_changes(draft: Draft) -> None:
+    draft.prefill_weights = 1
+
+
+HITS: Final[Mapping[str, Action]] = {
+    "prefill's process dies": _prefill_dies,
+    "decode's process dies": _decode_dies,
+    "decode pauses": _pauses,
+    "decode continues": _continues,
+    "decode changes weights": _decode_changes,
+    "prefill changes weights": _prefill_changes,
+}
