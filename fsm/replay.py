@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from fsm.chart import ordered
 from fsm.replay_answers import check_ending, check_tokens
 from fsm.replay_base import Replay
 from fsm.replay_faults import Fault, diagnose, ended, names, unknown_life
@@ -67,10 +68,10 @@ class NodeReplay(Replay):
         if unknown:
             self.fault(f"its kit has unknown resources {sorted(unknown)}")
         initial = self._tables.chart.initial
-        holds = self._tables.holds(initial, line.kit)
-        if set(line.taken) != holds or len(set(line.taken)) != len(line.taken):
+        holds = ordered(self._tables.holds(initial, line.kit))
+        if line.taken != holds:
             has = names(line.taken) or "nothing"
-            self.fault(f"begins with {has}; {initial} holds {names(sorted(holds))}")
+            self.fault(f"begins with {has}; {initial} holds {names(holds) or 'nothing'}")
         life = Life(
             line.life,
             line.rid,

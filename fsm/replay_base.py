@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fsm.decide import BOOKS
 from fsm.replay_faults import Fault, names, order_faults
-from fsm.replay_lives import Life, Tables
+from fsm.replay_lives import Life, Tables, tables_of
 from fsm.replay_pages import PageBook
 from fsm.replay_units import UnitBook
 from fsm.trace import PAGES, AnswerLine, Footer, Header, LeaseLine, MoveLine, Numbered, SubmitLine
@@ -153,5 +153,5 @@ class Replay:
                 self.fault(f"chart {name!r} has fingerprint {fingerprint}; this build has {ours}")
         for role in (*header.roles, *header.charts):
             if role in BOOKS:
-                return Tables(BOOKS[role].chart)
+                return tables_of(role)
         raise Unusable(f"{self.file}: no chart of {names(header.roles)} is known to this build")

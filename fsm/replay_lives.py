@@ -4,9 +4,11 @@ The moves come from the table that :class:`fsm.driver.DictDriver` drives by, exp
 kit: a trace of a million lines has a dozen kits."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final, TypeAlias, get_args
 
 from fsm.chart import Chart
+from fsm.decide import BOOKS
 from fsm.replay_pages import Account
 from fsm.resources import Resource
 
@@ -74,15 +76,13 @@ class Tables:
 
     def __init__(self, chart: Chart) -> None:
         self.chart: Final = chart
-        self._known: dict[tuple[str, ...], Mapping[str, Steps]] = {}
+        self._known: dict[frozenset[Resource], Mapping[str, Steps]] = {}
 
     def steps(self, kit: tuple[str, ...]) -> Mapping[str, Steps]:
         """State → event → move. Resources that nobody knows count for nothing."""
-        table = self._known.get(kit)
+        needs = self.chart.resources.intersection(kit)
+        table = self._known.get(needs)
         if table is None:
-            needs: frozenset[Resource] = frozenset(
-                r for state in self.chart.states for r in state.holds if r in kit
-            )
             table = {
                 state: {
                     event: Step(self.chart, state, event, needs)
@@ -94,11 +94,17 @@ class Tables:
             for steps in table.values():
                 for step in steps.values():
                     step.here = table[step.target]
-            self._known[kit] = table
+            self._known[needs] = table
         return table
 
-    def holds(self, state: str, kit: tuple[str, ...]) -> frozenset[str]:
+    def holds(self, state: str, kit: tuple[str, ...]) -> frozenset[Resource]:
         return frozenset(r for r in self.chart.state(state).holds if r in kit)
+
+
+@cache
+def tables_of(chart: str) -> Tables:
+    """The moves of one of this build's charts."""
+    return Tables(BOOKS[chart].chart)
 
 
 class Life:

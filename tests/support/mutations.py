@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from msgspec.structs import asdict, replace
 
 from fsm.ledger import QUARANTINE
-from fsm.resources import RESOURCES
 from fsm.trace import AnswerLine, Balance, Flow, Header, LeaseLine, Line, MoveLine, SubmitLine
 from fsm.unified import UNIFIED
 
@@ -76,8 +75,8 @@ def _changes(line: Line, lives: list[str], rids: list[str]) -> Iterator[tuple[st
         if name in values:
             have = list(values[name])
             fewer = [tuple(have[:i] + have[i + 1 :]) for i in range(len(have))]
-            more = [(*have, resource) for resource in RESOURCES]
-            yield name, [*fewer, *more, (*have, "nothing")]
+            more = [(*have, other) for other in ("rows", "pages", "spans", "rooms", "no such")]
+            yield name, [*fewer, *more, tuple(reversed(have))]
     for name in ("attempt", "units", "tokens"):
         if name in values:
             yield name, [values[name] + 1, values[name] - 1, values[name] + 100]
