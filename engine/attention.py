@@ -14,7 +14,8 @@ queries. Query heads that share a key/value head are folded into the query dimen
 values are never repeated.
 
 - Decodes (tile 1) are grouped by context length, so that one long context does not pad all others
-  to its length, and so few at a time that what is gathered stays in cache until it is used.
+  to its length, and so few at a time that what is gathered stays in cache until it is used
+  (32 contexts of 1,000 tokens, one layer and thread: 7.9 ms at once, 6.1 ms by eights).
 - A prompt chunk is cut into tiles of up to 256 queries, which skips the keys that causality hides
   from each.
 
@@ -266,7 +267,7 @@ class FlashInferAttention:
 
     def run(self, layer: int, query: Tensor) -> Tensor:
         keys, values = self._kv.layer(layer).unbind(2)
-        out: Tensor = self._wrapper.run(query, (keys, values))
+        out: Tensor = self._wrapper.run(query.contiguous(), (keys, values))
         return out.flatten(1)
 
 

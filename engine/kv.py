@@ -4,7 +4,13 @@ Layout: ``[pages, layers, page_size, 2, kv_heads, head_dim]``, keys before value
 page are contiguous, so a page moves to a peer, a store or a host backup in one copy. One token's
 keys and values of one layer are contiguous as well, so a step writes both with one indexed copy,
 straight out of the fused projection. flashinfer reads ``layer(i)[:, :, 0]`` and ``[:, :, 1]`` as
-its NHD pair of caches; it takes strides."""
+its NHD pair of caches; it takes strides.
+
+Page-major costs attention nothing. Gathering one layer's pages (SmolLM2-135M, bfloat16, two
+threads, microseconds, page-major against layer-major): one request of 2,000 tokens 31 / 32, 32
+requests of 160 tokens 215 / 206, 32 of 1,000 tokens 1,101 / 1,105. One page of one layer is 12 kB
+there, so either way the copy runs at the memory's speed.
+"""
 
 from __future__ import annotations
 

@@ -126,8 +126,9 @@ class Packed:
 
 
 _ROWS_HINT = 256
-"""The row count that oneDNN chooses the blocked layout for; measured no worse at 1 and at 1,024
-rows."""
+"""The row count that oneDNN chooses the blocked layout for. Measured with 1, 32 and 256: none is
+better at few rows, and 256 is best from 32 up (the output matrix at 32 rows: 1.6 ms, 3.4 with 32).
+"""
 
 
 class FusedGate:
@@ -188,8 +189,10 @@ class Grouped:
         return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows).add(x, residual)
 
 
-INT4_ROWS = 4
-"""Up to so many rows the 4-bit product is faster than the bfloat16 one."""
+INT4_ROWS = 3
+"""Up to so many rows the 4-bit product is the faster one. One layer of SmolLM2-135M, two threads,
+microseconds, 4-bit against packed bfloat16: 167 / 250 for one row, 211 / 255 for two, 270 / 260 for
+four, 535 / 265 for six."""
 
 
 class GroupedGate:
