@@ -40,10 +40,13 @@ class TraceFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._raw: BinaryIO = path.open("wb", buffering=0)
-        zipped = path.suffix == ".gz"
-        self._file: BinaryIO | gzip.GzipFile = (
-            gzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=1) if zipped else self._raw
-        )
+        self._file: BinaryIO | gzip.GzipFile = self._raw
+        if path.suffix == ".gz":
+            try:
+                self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=1)
+            except OSError:
+                self._raw.close()
+                raise
         self._lines: deque[Line] = deque()
         self._closing = threading.Event()
         self.stopped = ""
@@ -70,12 +73,11 @@ class TraceFile:
         while not closing:
             closing = self._closing.wait(INTERVAL_S)
             self._drain(encoder)
-        try:
-            if self._file is not self._raw:
-                self._file.close()
-            self._raw.close()
-        except OSError as error:
-            self._stop(str(error))
+        for file in (self._file, self._raw):  # closing twice does nothing
+            try:
+                file.close()
+            except (OSError, ValueError) as error:
+                self._stop(str(error))
 
     def _drain(self, encoder: msgspec.json.Encoder) -> None:
         """Write everything that is queued now; once tracing has stopped, forget it."""

@@ -33,8 +33,8 @@ Read: TypeAlias = Line | Malformed
 
 
 class _Probe(msgspec.Struct):
-    kind: str
-    version: int
+    kind: str = ""
+    version: int = TRACE_VERSION
 
 
 class TraceReader:
