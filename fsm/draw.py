@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from fsm import decode, prefill, unified
+from fsm import decode, draw_joint, prefill, unified
 from fsm.chart import Actor, Chart, Edge, Kind, State
 from fsm.resources import (
     DISPOSITION_MEANING,
@@ -379,7 +379,7 @@ def to_index(drawings: Iterable[Drawing]) -> str:
         for line in ("", *_grid((name, "Meaning"), [(f"`{k}`", v) for k, v in meanings.items()]))
     ]
     return "\n".join(
-        [f"# Statecharts\n\n{GENERATED}\n\n{HOW_TO_READ}", *pictures, GLOSSARY, *words, ""]
+        [f"# Statecharts\n\n{GENERATED}\n\n{HOW_TO_READ}", *pictures, PAIRS, GLOSSARY, *words, ""]
     )
 
 
@@ -399,6 +399,13 @@ Every request is a machine on one of these charts, and the charts are the code: 
 - The heading carries the chart's **fingerprint**, which traces and peers quote.
 
 ## The charts"""
+
+PAIRS: Final = f"""
+## The pair
+
+With prefill and decode on separate nodes, a request is on two charts at once.
+[{draw_joint.TITLE}]({draw_joint.PAGE}) shows which states may coexist, and what a client is
+shown then."""
 
 GLOSSARY: Final = """
 ## The words
@@ -420,6 +427,7 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def texts(drawings: Sequence[Drawing] = DRAWINGS) -> dict[str, str]:
     """What depends on the charts alone: file name → text, for every page and every dot file."""
     files = {"README.md": to_index(drawings)}
+    files[draw_joint.PAGE] = draw_joint.to_markdown(GENERATED)
     for drawing in drawings:
         files[f"{drawing.chart.name}.dot"] = to_dot(drawing)
         files[f"{drawing.chart.name}.md"] = to_markdown(drawing)
