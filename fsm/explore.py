@@ -13,6 +13,7 @@ Besides what a model finds wrong in a step, every state must be able to come to 
 are neither faults, aborts, deadlines nor operator's commands: no deadlock, no livelock under
 fairness, retired reachable from everywhere."""
 
+import gc
 import time
 from array import array
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class Arcs(NamedTuple):
     """Violations, and repairs, which are violations as long as nothing went wrong."""
     hits: list[Hit | None]
     """What the events of a node do to it, in their order; a request of a pair only."""
+    rests: bool
 
 
 class Explorer:
@@ -90,7 +92,6 @@ class Explorer:
         self._claims: list[int] = []
         self._arcs: dict[int, Arcs] = {}
         self._events: dict[int, list[tuple[Cost, int, str]]] = {}
-        self._rest: dict[int, bool] = {}
         self._spend = _spending(budget)
         self._whole = _budget_code(budget)
 
@@ -105,7 +106,10 @@ class Explorer:
         index: dict[int, int] = {first: 0}
         order, parents = [first], array("I", [0])
         edges, offsets = array("I"), array("Q", [0])  # of fair steps, for the check of rest
+        resting: list[int] = []
         position, level_end, transitions = 0, 1, 0
+        collecting = gc.isenabled()
+        gc.disable()  # nothing here is garbage, and looking for it would take a third of the time
         try:
             while position < len(order):
                 if position == level_end:
@@ -116,7 +120,9 @@ class Explorer:
                         self._progress(result, level_end - position)
                 if limit is not None and len(order) > limit:
                     break
-                fair, other = self._successors(order[position])
+                fair, other, rests = self._successors(order[position])
+                if rests:
+                    resting.append(position)
                 transitions += len(fair) + len(other)
                 for state in fair:
                     found = index.setdefault(state, len(order))
@@ -134,13 +140,16 @@ class Explorer:
             else:
                 result.complete = True
                 index.clear()
-                stuck = self._stuck(order, edges, offsets)
+                stuck = self._stuck(len(order), resting, edges, offsets)
                 if stuck is not None:
                     path = self._path(order, parents, stuck)
                     result.violation = self._violation(path, None)
         except _Found as found_one:
             path = self._path(order, parents, position)
             result.violation = self._violation(path, found_one)
+        finally:
+            if collecting:
+                gc.enable()
         self._update(started, order, transitions)
         result.seen = frozenset(self._seen(order))
         return result
@@ -149,8 +158,9 @@ class Explorer:
         self.result.states, self.result.transitions = len(order), transitions
         self.result.seconds = time.perf_counter() - started
 
-    def _successors(self, state: int) -> tuple[list[int], list[int]]:
-        """The states after one step: those that can be counted on, and the others.
+    def _successors(self, state: int) -> tuple[list[int], list[int], bool]:
+        """The states after one step: those that can be counted on, and the others; and whether
+        everything is at rest.
 
         Raises :class:`_Found`."""
         budget = state & _BUDGET_MASK
@@ -161,6 +171,7 @@ class Explorer:
         other: list[int] = []
         if self._requests == 1:
             arcs = self._arcs.get((low << _ENV_BITS) | env) or self._compile(env, low)
+            rests = arcs.rests
             fair += [arc[4] | budget for arc in arcs.fair]
             for arc in arcs.other:
                 left = spend[arc[0]]
@@ -170,7 +181,7 @@ class Explorer:
                 self._suspect(arcs.suspect, 0, -1, budget)
         else:
             high = state >> (_LOW + _REQUEST_BITS)
-            hits = []
+            hits, rests = [], True
             for who, rid in enumerate((high, low)):
                 mate = low if who == 0 else high
                 claimed, mate_low = self._claims[mate], mate << _LOW
@@ -193,12 +204,13 @@ class Explorer:
                         other.append(mate_high | as_low | left)
                 if arcs.suspect:
                     self._suspect(arcs.suspect, who, mate, budget)
+                rests = rests and arcs.rests
                 hits.append(arcs.hits)
                 if rid == mate:
                     hits.append(arcs.hits)
                     break  # alike: the second one's steps are the first one's
             self._node_events(env, hits, budget, fair, other)
-        return fair, other
+        return fair, other, rests
 
     def _suspect(self, arcs: list[tuple[Arc, Step]], who: int, mate: int, budget: int) -> None:
         faultless = budget & 3 == self._whole & 3
@@ -235,7 +247,7 @@ class Explorer:
 
     def _compile(self, env: int, rid: int) -> Arcs:
         environment, request = self._envs[env], self._all[rid]
-        arcs = Arcs([], [], [], [])
+        arcs = Arcs([], [], [], [], self.model.at_rest(environment, request))
         known: set[tuple[Cost, int]] = set()
         steps = self.model.steps(environment, request)
         hits = [self.model.hit(label, environment, request) for _, _, label in self._of_node(env)]
@@ -308,32 +320,33 @@ class Explorer:
 
     # --- rest ---
 
-    def _stuck(self, order: list[int], edges: "array[int]", offsets: "array[int]") -> int | None:
-        """The first state that cannot come to rest by fair steps: backward reachability."""
-        total = len(order)
-        starts = array("I", bytes(4 * (total + 1)))  # of each state's predecessors
-        for target in edges:
-            starts[target] += 1
-        for position in range(1, total + 1):
-            starts[position] += starts[position - 1]
-        sources = array("I", bytes(4 * len(edges)))
-        for position in range(total):
-            for edge in range(offsets[position], offsets[position + 1]):
-                target = edges[edge]
-                starts[target] -= 1
-                sources[starts[target]] = position
+    def _stuck(
+        self, total: int, resting: list[int], edges: "array[int]", offsets: "array[int]"
+    ) -> int | None:
+        """The first state that cannot come to rest by fair steps.
+
+        Backward reachability, without the edges turned round: most steps lead to a later state, so
+        one pass from the last state to the first settles nearly everything."""
         good = bytearray(total)
-        frontier = [position for position in range(total) if self._is_rest(order[position])]
-        for position in frontier:
+        for position in resting:
             good[position] = 1
-        while frontier:
-            position = frontier.pop()
-            for before in sources[starts[position] : starts[position + 1]]:
-                if not good[before]:
-                    good[before] = 1
-                    frontier.append(before)
-        stuck = good.find(0)
-        return None if stuck < 0 else stuck
+        waiting: Sequence[int] = range(total - 1, -1, -1)
+        while True:
+            left: list[int] = []
+            for position in waiting:
+                if good[position]:
+                    continue
+                for after in edges[offsets[position] : offsets[position + 1]]:
+                    if good[after]:
+                        good[position] = 1
+                        break
+                else:
+                    left.append(position)
+            if not left:
+                return None
+            if len(left) == len(waiting):
+                return left[-1]
+            waiting = left
 
     def _seen(self, order: list[int]) -> set[Request]:
         ids: set[int] = set()
@@ -342,17 +355,6 @@ class Explorer:
             if self._requests == 2:
                 ids.add(state >> (_LOW + _REQUEST_BITS))
         return {self._all[rid] for rid in ids}
-
-    def _is_rest(self, state: int) -> bool:
-        env, ids = self._unpack(state)
-        for rid in ids:
-            key = (rid << _ENV_BITS) | env
-            rest = self._rest.get(key)
-            if rest is None:
-                rest = self._rest[key] = self.model.at_rest(self._envs[env], self._all[rid])
-            if not rest:
-                return False
-        return True
 
     # --- counterexamples ---
 

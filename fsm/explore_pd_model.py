@@ -71,6 +71,10 @@ class PairModel:
         self._bit: Mapping[tuple[str, Resource], int] = {
             pool: 1 << n if contended else 0 for n, pool in enumerate(bits)
         }
+        self._claims: Mapping[Role, Mapping[str, int]] = {
+            "prefill": {s: self._bits("prefill", h) for s, h in design.prefill.holds.items()},
+            "decode": {s: self._bits("decode", h) for s, h in design.decode.holds.items()},
+        }
         self._setting: Final = Setting(design, depth, intake_steps, self.needs)
         self._parts: dict[tuple[World, int, int, bool], list[Part]] = {}
         self._flushes: dict[tuple[World, Role, frozenset[str]], tuple[bool, str]] = {}
@@ -212,11 +216,9 @@ class PairModel:
 
     def claims(self, request: Key) -> int:
         core, leg, earlier = request
-        holds = self.design.decode.holds.get(self._cores[core].state, frozenset())
-        bits = self._bits("decode", holds)
+        bits = self._claims["decode"].get(self._cores[core].state, 0)
         for n in (leg, *earlier):
-            holds = self.design.prefill.holds.get(self._legs[n].state, frozenset())
-            bits |= self._bits("prefill", holds)
+            bits |= self._claims["prefill"].get(self._legs[n].state, 0)
         return bits
 
     # --- what hits a whole node ---
@@ -287,11 +289,11 @@ class PairModel:
     # --- rest ---
 
     def at_rest(self, environment: World, request: Key) -> bool:
-        life = self.life(request)
+        core, leg, earlier = request
         return (
-            life.core.state in OVER
-            and life.leg.is_over
-            and not life.earlier
+            not earlier
+            and self._cores[core].state in OVER
+            and self._legs[leg].is_over
             and not environment.slot_dirty
             and not environment.paused
         )

@@ -1,0 +1,197 @@
+"""The model of a unified node that exploration walks: see :mod:`fsm.explore`.
+
+One request is a life, its launched steps, its operation at the store, and how often it has
+answered. Who is admitted, retracted or readmitted is free choice; there is one row and one unit of
+pages, so that two requests contend."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+from fsm.chart import Chart
+from fsm.decide import TABLES
+from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, Cost, Hit, Step
+from fsm.rules import Facts, Message, Table
+from fsm.unified import UNIFIED
+
+ABSENT: Final = "absent"
+POOLS: Final = ("rows", "pages")
+
+
+class Life(NamedTuple):
+    state: str = ABSENT
+    launched: int = 0
+    loading: bool = False
+    """An operation at the store has not come back."""
+    answers: int = 0
+
+
+class Broken(Exception):  # noqa: N818 - the model has found what it looks for
+    """A property does not hold in the step being taken."""
+
+
+class Draft:
+    """A request in the middle of a step."""
+
+    def __init__(self, chart: Chart, table: Table, life: Life) -> None:
+        self.chart, self.table = chart, table
+        self.place, self.launched, self.loading, self.answers = life
+
+    def move(self, event: str, cause: Message | None = None) -> None:
+        edge = self.chart.table[self.place, event]
+        before, after = self.chart.holds[edge.source], self.chart.holds[edge.target]
+        if cause is not None and (after - before) & set(POOLS):
+            raise Broken(f"{cause} takes memory, which may not be there")
+        self.answers += "frontend_records" in before - after
+        self.place = edge.target
+
+    def tell(self, message: Message) -> None:
+        decision = self.table[self.place, message, Facts(launched=self.launched > 0)]
+        if decision.effect == "refuse":
+            raise Broken(f"{message} makes no sense in {self.place}")
+        if decision.event is not None:
+            self.move(decision.event, message)
+
+    def settle(self) -> None:
+        """At the end of a turn, *quiet* is delivered to a life that waits for it."""
+        while self.place in self.chart.holds and not self.launched:
+            facts = Facts()
+            if self.table[self.place, "quiet", facts].effect != "fire":
+                return
+            self.tell("quiet")
+
+    def frozen(self) -> Life:
+        return Life(self.place, self.launched, self.loading, self.answers)
+
+
+Action: TypeAlias = Callable[[Draft], None]
+Option: TypeAlias = tuple[str, Cost, int, Action]
+
+
+class UnifiedModel:
+    """Requests on a unified node."""
+
+    name = "unified"
+
+    def __init__(self, chart: Chart = UNIFIED, table: Table | None = None, depth: int = 2) -> None:
+        """``depth``: steps launched at a time, 1 or 2."""
+        self.chart: Final = chart
+        self.table: Final = TABLES["unified"] if table is None else table
+        self.depth: Final = depth
+
+    def begin(self) -> tuple[None, Life]:
+        return None, Life()
+
+    def steps(self, environment: None, request: Life) -> list[Step]:
+        steps = []
+        for label, cost, needs, action in self._options(request):
+            draft, violation = Draft(self.chart, self.table, request), ""
+            try:
+                action(draft)
+                draft.settle()
+            except Broken as error:
+                violation = str(error)
+            life = draft.frozen()
+            violation = violation or self._broken(life)
+            steps.append(Step(label, cost, needs, None, life, violation=violation))
+        return steps
+
+    def _options(self, life: Life) -> Iterator[Option]:
+        state, chart = life.state, self.chart
+        if state == ABSENT:
+            yield "arrives", FREE, 0, _arrive
+            return
+        if life.loading:
+            yield "prefetch_loaded", FREE, 0, partial(_loaded, "prefetch_loaded")
+            yield "prefetch_failed", FAULT, 0, partial(_loaded, "prefetch_failed")
+        if life.launched:
+            results: list[Message] = ["token_committed", "last_token_committed", "step_failed"]
+            if state != "decoding":
+                results.append("chunk_committed")
+            for result in results:
+                cost = FAULT if result == "step_failed" else FREE
+                yield result, cost, 0, partial(_commit, result)
+        for event in ("enqueue", "prefetch", "reject", "admit", "readmit", "retract"):
+            edge = chart.table.get((state, event))
+            if edge is not None:
+                takes = chart.holds[edge.target] - chart.holds[edge.source]
+                yield event, FREE, _bits(takes), partial(_policy, event)
+        if state in ("prefilling", "decoding") and life.launched < self.depth:
+            yield "a step is launched", FREE, 0, _launch
+        if state in ("retracted", "prefilling", "decoding", "retracting"):
+            yield "stop_matched", FREE, 0, partial(_message, "stop_matched")
+        if chart.is_live(state):
+            yield "client aborts", ABORT, 0, _abort
+            if self.table[state, "expired", Facts(launched=life.launched > 0)].effect == "fire":
+                yield "deadline", DEADLINE, 0, partial(_message, "expired")
+
+    def _broken(self, life: Life) -> str:
+        holds = self.chart.holds.get(life.state)
+        if holds is None:
+            return ""
+        if life.launched and not {"pages", "rows"} <= holds:
+            return f"a launched step touches pages that were released in {life.state}"
+        if life.answers > 1:
+            return "the client is answered twice"
+        owes = "frontend_records" in holds
+        if owes == bool(life.answers):
+            return f"in {life.state} the client {'has' if owes else 'has not'} been answered"
+        return ""
+
+    def claims(self, request: Life) -> int:
+        return _bits(self.chart.holds.get(request.state, frozenset()))
+
+    def events(self, environment: None) -> list[tuple[str, Cost, None]]:
+        return []
+
+    def hit(self, label: str, environment: None, request: Life) -> Hit | None:
+        raise ValueError(label)
+
+    def at_rest(self, environment: None, request: Life) -> bool:
+        return request.state == "done" and not request.loading
+
+    def describe(self, environment: None, requests: Sequence[Life]) -> str:
+        return " ‖ ".join(_describe(life) for life in requests)
+
+
+def _bits(resources: frozenset[str] | frozenset[object]) -> int:
+    return sum(1 << n for n, pool in enumerate(POOLS) if pool in resources)
+
+
+def _describe(life: Life) -> str:
+    notes = [f"{life.launched} launched"] if life.launched else []
+    notes += ["loading"] if life.loading else []
+    return life.state + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _arrive(draft: Draft) -> None:
+    draft.place = draft.chart.initial
+
+
+def _policy(event: str, draft: Draft) -> None:
+    draft.move(event)
+    draft.loading = draft.loading or event == "prefetch"
+
+
+def _loaded(message: Message, draft: Draft) -> None:
+    draft.loading = False
+    draft.tell(message)
+
+
+def _launch(draft: Draft) -> None:
+    draft.launched += 1
+
+
+def _commit(message: Message, draft: Draft) -> None:
+    draft.launched -= 1
+    draft.tell(message)
+
+
+def _message(message: Message, draft: Draft) -> None:
+    draft.tell(message)
+
+
+def _abort(draft: Draft) -> None:
+    draft.tell("abort")
+    if draft.chart.is_live(draft.place):
+        raise Broken(f"aborted, but still {draft.place}")
