@@ -113,7 +113,7 @@ def executor_measurements(path: Path, dtype: str) -> dict[str, Measurement]:
 def transformers_measurements() -> dict[str, Measurement]:
     """The same shapes through ``transformers``, with random weights: speed does not depend on
     them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=49152,
@@ -129,11 +129,12 @@ def transformers_measurements() -> dict[str, Measurement]:
 
     @torch.inference_mode()
     def decode(streams: int, steps: int) -> float:
-        cache = model(torch.full((streams, PROMPT), 7), logits_to_keep=1).past_key_values
+        cache = DynamicCache(config=config)
+        model(torch.full((streams, PROMPT), 7), cache=cache, logits_to_keep=1)
         token = torch.full((streams, 1), 7)
         started = time.perf_counter()
         for _ in range(steps):
-            out = model(token, past_key_values=cache)
+            out = model(token, cache=cache)
             token = out.logits[:, -1].argmax(dim=1, keepdim=True)
         return streams * steps / (time.perf_counter() - started)
 

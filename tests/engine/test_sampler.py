@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.batch import RowInit, Sampled
-from engine.sampler import RowSampler, filtered, sample, uniform
+from engine.sampler import RowSampler, filtered, first_maximum, sample, uniform
 from transport.messages import SamplingParams
 
 CPU = torch.device("cpu")
@@ -267,6 +267,20 @@ def test_greedy_takes_the_first_of_the_largest(
     rows = [row(**settings) for _ in range(3)]
     assert [each.token for each in sample(logits, rows, [3, 3, 3])] == [7, 399, 0]
     assert [each.last_token for each in rows] == [7, 399, 0]
+
+
+@given(
+    rows=st.integers(1, 4),
+    vocab_size=st.sampled_from([256, 1024, 4096, 400]),
+    levels=st.integers(1, 50),
+    seed=st.integers(0, 1000),
+)
+def test_the_first_maximum(rows: int, vocab_size: int, levels: int, seed: int) -> None:
+    """Among many ties, within one block of the search and across blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-levels, levels, (rows, vocab_size), generator=generator).float()
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert first_maximum(logits).tolist() == expected
 
 
 def test_tiny_temperatures_do_not_overflow() -> None:
