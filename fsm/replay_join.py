@@ -10,7 +10,7 @@ from typing import Final
 from fsm.replay import NodeReplay
 from fsm.replay_faults import Fault
 from fsm.trace import Header, MoveLine
-from fsm.trace_read import Malformed, Read, TraceReader, Unusable
+from fsm.trace_read import Malformed, Read, TraceReader
 
 Report = Callable[[Fault], None]
 
@@ -42,15 +42,11 @@ class _Stream:
 def join(readers: Sequence[TraceReader], report: Report) -> Iterator[tuple[int, int, Read]]:
     """The lines of all traces, each with the index of its trace and its number there.
 
-    A cause that never comes is reported, and its line comes without it.
-
-    Raises:
-        Unusable: Two traces are of the same node, so that a cause could mean either.
+    A cause that never comes is reported, and its line comes without it. Of two traces of one node,
+    a cause means the later one: do not join them.
     """
     streams = [_Stream(reader) for reader in readers]
     nodes = {stream.node: stream for stream in streams}
-    if len(nodes) < len(streams):
-        raise Unusable("two traces are of the same node: replay them one at a time")
     for stream in streams:
         stream.advance()  # past the header
     running = [(index, stream) for index, stream in enumerate(streams) if stream.head is not None]
@@ -77,7 +73,7 @@ def replay(
     """Replay traces; ``progress`` is called now and then. Call ``finish`` on each result.
 
     Raises:
-        Unusable: A trace has no chart of this build, or two are of one node.
+        Unusable: A trace has no chart of this build.
     """
     replays = [NodeReplay(reader.name, reader.header, report) for reader in readers]
     if len(readers) == 1:

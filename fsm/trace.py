@@ -229,9 +229,12 @@ class Tracer:
         if self._sink is None:
             return
         flow, pool = self._flow() if units else (STILL, None)
+        self.seq = seq = self.seq + 1  # not by _stamp: this is the hot one
         self._sink(
             MoveLine(
-                *self._stamp(),
+                round(self._clock(), 6),
+                self.node,
+                seq,
                 life,
                 attempt,
                 rid,

@@ -73,6 +73,10 @@ class TraceReader:
         """Bytes of the file that were read so far, for progress."""
         return self._raw.tell() if not self._raw.closed else self.size
 
+    def close(self) -> None:
+        """For whoever does not read to the end."""
+        self._raw.close()
+
     def __iter__(self) -> Iterator[tuple[int, list[Read]]]:
         try:
             while block := self._block():

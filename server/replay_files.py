@@ -65,7 +65,20 @@ def console(stderr: bool = False) -> Console:
 
 def open_traces(paths: Sequence[Path]) -> list[TraceReader]:
     """Readers of all traces. Raises :class:`Unusable` for the first that cannot be used."""
-    return [TraceReader(path) for path in paths]
+    readers: list[TraceReader] = []
+    try:
+        for path in paths:
+            readers.append(TraceReader(path))  # noqa: PERF401 - those before a bad one are closed
+    except Unusable:
+        for reader in readers:
+            reader.close()
+        raise
+    nodes = {reader.header.node for reader in readers}
+    if len(nodes) < len(readers):
+        for reader in readers:
+            reader.close()
+        raise Unusable("two traces are of the same node: read them one at a time")
+    return readers
 
 
 @contextlib.contextmanager
