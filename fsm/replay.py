@@ -132,12 +132,11 @@ class NodeReplay(Replay):
                 self.fault(wrong)
             life.tokens = line.tokens
         if step.takes_pages:
-            expected = -(-life.known_tokens // self._page_size)
-            life.account = self.pages.move_takes(line, expected)
+            life.account = self.pages.move_takes(line, self._needs(life))
         elif line.units or line.pool is not None:
             self.fault(f"takes no pages, and says {line.units} units of them and a balance")
         if step.drops_pages:
-            self._dropped(life, step)
+            self._dropped(life)
         elif self._gave is not None:
             self._keeps()
         for resource, change in step.counts:
@@ -186,7 +185,7 @@ class NodeReplay(Replay):
         elif life.answered:
             self.fault("a second answer")
         else:
-            self.fault(f"an answer while it is {life.stage}, which is a live state")
+            self.fault(f"an answer while it is {life.stage}, and no move that ends it")
             life.answered = True
 
     def _lease(self, line: LeaseLine) -> None:
@@ -205,8 +204,8 @@ class NodeReplay(Replay):
             if life is not None:
                 if line.what == "cache":
                     self._caches(life)
-                elif line.what in ("release", "quarantine"):
-                    self._gave = life, line.what
+                elif line.what == "release":
+                    self._gave = life
             self.pages.lease(line)
             return
         holds = life is not None and line.resource in self._tables.holds(life.stage, life.kit)
@@ -227,13 +226,16 @@ class NodeReplay(Replay):
                 self.fault(f"its rid is live already, as {other.life}")
                 self._rids[life.rid] = life
 
-    def _dropped(self, life: Life, step: Step) -> None:
-        """Its pages were given back just before, in the way that the edge says."""
+    def _needs(self, life: Life) -> int:
+        """The pages of what is to be computed; where a peer does that, of the output, too."""
+        output = life.tokens if self._tables.prefills else life.max_new_tokens
+        return -(-(life.prompt_tokens + output) // self._page_size)
+
+    def _dropped(self, life: Life) -> None:
+        """Its pages were released just before."""
         gave, self._gave, life.account = self._gave, None, None
-        if gave is None:
+        if gave is not life:
             self.fault("drops its pages, which no release gave back")
-        elif (gave[1] == "quarantine") != (step.pages_go_to == "quarantine"):
-            self.fault(f"a {gave[1]} of pages, which its edge sends to {step.pages_go_to}")
         self.pages.forget(life.life)
 
     def _caches(self, life: Life) -> None:

@@ -37,8 +37,8 @@ class Replay:
         self._owed: Life | None = None
         """It left its last live state with the line before; its answer is due."""
         self._announced: tuple[str, int | None, str] = ("", None, "")
-        self._gave: tuple[Life, str] | None = None
-        """Its pages left it with the line before, and how; the move that drops them is due."""
+        self._gave: Life | None = None
+        """It released its pages with the line before; the move that drops them is due."""
         self._tables: Final = self._chart(header)
 
     def run(self, first: int, lines: Iterable[Read]) -> None:
@@ -101,20 +101,23 @@ class Replay:
             self.fault(text)
         if self.footer is not None:
             self.fault("follows the footer")
-        if self._owed is not None:
+        if self._owed is not None and not (
+            isinstance(line, LeaseLine)
+            and (line.what, line.owner) == ("quarantine", self._owed.life)
+        ):
             self._no_answer()
         if self._gave is not None and not (
-            isinstance(line, MoveLine) and line.life == self._gave[0].life
+            isinstance(line, MoveLine) and line.life == self._gave.life
         ):
             self._keeps()
         self.seq, self._time = line.seq, line.time
 
     def _keeps(self) -> None:
         if self._gave is not None:
-            (life, what), self._gave = self._gave, None
+            life, self._gave = self._gave, None
             self._tell(
                 f"{life.rid} ({life.life})",
-                f"no move drops the pages of its {what} in the line before; it is {life.stage}",
+                f"released its pages in the line before, and stays {life.stage}",
             )
 
     def _no_answer(self) -> None:

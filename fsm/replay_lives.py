@@ -29,7 +29,6 @@ class Step:
         "first",
         "here",
         "new_attempt",
-        "pages_go_to",
         "prefilling",
         "retires",
         "source",
@@ -51,18 +50,20 @@ class Step:
         self.dropped: Final[tuple[str, ...]] = move.drops
         self.takes_pages: Final = "pages" in move.takes
         self.drops_pages: Final = "pages" in move.drops
-        self.pages_go_to: Final = edge.pages
         self.counts: Final = tuple((r, 1) for r in move.takes if r != "pages") + tuple(
             (r, -1) for r in move.drops if r != "pages"
         )
         self.first: Final = edge.source == chart.initial
-        self.retires: Final = live and not chart.is_live(edge.target)
+        self.retires: Final = "frontend_records" in move.drops
+        """Giving the obligation to answer back *is* answering."""
         self.ends: Final = chart.state(edge.target).kind == "done"
         self.computing: Final = live and "rows" in chart.holds[edge.source]
         """Tokens may have come since the last move."""
         self.prefilling: Final = chart.phase(edge.source) == "prefilling"
-        self.new_attempt: Final = self.drops_pages and chart.is_live(edge.target)
-        """What it computed is gone, and it will compute again."""
+        given_up = {"pages", "host_pages"} & set(move.drops)
+        kept = "pages" in chart.holds[edge.target]
+        self.new_attempt: Final = bool(given_up) and not kept and chart.is_live(edge.target)
+        """Its KV is gone, from the device or altogether, and it is to go on."""
         self.here: Steps = {}
         """What is legal after it."""
 
@@ -76,6 +77,8 @@ class Tables:
 
     def __init__(self, chart: Chart) -> None:
         self.chart: Final = chart
+        self.prefills: Final = any(state.phase == "prefilling" for state in chart.states)
+        """Prompts are computed here, not by a peer."""
         self._known: dict[frozenset[Resource], Mapping[str, Steps]] = {}
 
     def steps(self, kit: tuple[str, ...]) -> Mapping[str, Steps]:
@@ -153,8 +156,3 @@ class Life:
         self.tokens = 0
         self.answered = False
         self.account: Account | None = None
-
-    @property
-    def known_tokens(self) -> int:
-        """Prompt and delivered output: what has to be computed after an admission."""
-        return self.prompt_tokens + self.tokens

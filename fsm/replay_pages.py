@@ -9,7 +9,7 @@ free when it took them, *kept* are those of them that the prefix cache has too; 
 from collections.abc import Callable
 from typing import Final, Literal
 
-from fsm.ledger import CACHE, QUARANTINE
+from fsm.ledger import CACHE
 from fsm.trace import Balance, Flow, LeaseLine, MoveLine
 
 Report = Callable[[str], None]
@@ -18,7 +18,7 @@ Report = Callable[[str], None]
 class Account:
     """What one owner holds."""
 
-    __slots__ = ("grown", "kept", "kind", "own", "units")
+    __slots__ = ("grown", "kept", "kind", "own", "quarantined", "units")
 
     def __init__(self, kind: Literal["request", "copy", "pin"], units: int, own: int) -> None:
         self.kind: Final = kind
@@ -28,6 +28,8 @@ class Account:
         self.own = own
         self.kept = 0
         self.grown = False
+        self.quarantined = False
+        """Somebody else may still touch its pages."""
 
 
 class PageBook:
@@ -38,18 +40,13 @@ class PageBook:
         self.total: Final = total
         self.accounts: Final[dict[str, Account]] = {}
         self.peak = 0
-        """The most pages that were held and quarantined at a time."""
+        """The most pages that were neither free nor only cached."""
         self.copied_in = (0, False)
         """The newest copy that ended: its ``seq``, and whether the prefix cache kept any of it."""
         self._report = report
         self._balance = Balance(total, 0, 0)
-        self._quarantined = 0
         self._owned = 0
         self._pins = 0
-
-    @property
-    def held(self) -> int:
-        return self.total - self._balance.free - self._balance.cached - self._quarantined
 
     def move_takes(self, line: MoveLine, expected: int) -> Account:
         """A move takes the ``expected`` pages of everything its request has to compute."""
@@ -113,9 +110,11 @@ class PageBook:
                 account = self._known(line)
                 self._expect(line, Flow(0, 0))
                 if account is not None:
-                    self._close(line.owner, account)
-                    self._open(f"{QUARANTINE}{line.owner}", account)
-                    self._quarantined += account.units
+                    if account.quarantined:
+                        self._report("puts its pages into quarantine twice")
+                    if account.units != units:
+                        self._report(f"quarantine of {units} pages by one who has {account.units}")
+                    account.quarantined = True
                 self._settle(line.flow, line.pool, 0)
             case _:
                 self._report(f"pages cannot {line.what!r}")
@@ -144,8 +143,6 @@ class PageBook:
                 self._report(f"leaves {cached} pages to the cache alone; it had {shared} in common")
             if account.kind == "copy":
                 self.copied_in = line.seq, account.kept > 0
-            if line.owner.startswith(QUARANTINE):
-                self._quarantined -= account.units
         self._settle(line.flow, line.pool, 0)
 
     def _known(self, line: LeaseLine) -> Account | None:
@@ -194,23 +191,20 @@ class PageBook:
             self._check(after)
 
     def _check(self, after: Balance) -> None:
-        """free + cached + held + quarantined = total, and every held page has a holder."""
-        held = self.total - after.free - after.cached - self._quarantined
-        if held > self.peak:
-            self.peak = held
-        shared = after.kept - after.cached
+        """free + cached + held + quarantined = total, and every page in use has a holder."""
+        used = self.total - after.free - after.cached
+        if used > self.peak:
+            self.peak = used
         if (
             after.free < 0
             or after.cached < 0
-            or held < 0
-            or held + self._quarantined > self._owned
-            or not 0 <= shared <= held + self._quarantined
-            or (held == 0 and self._owned > self._quarantined)
+            or not 0 <= used <= self._owned
+            or not 0 <= after.kept - after.cached <= used
+            or (used == 0 and self._owned > 0)
         ):
             self._report(
-                f"{after.free} free + {after.cached} cached + {held} held +"
-                f" {self._quarantined} quarantined of {self.total} pages, of which the prefix"
-                f" cache keeps {after.kept}: owners hold {self._owned}"
+                f"{after.free} free + {after.cached} cached + {used} in use of {self.total} pages,"
+                f" of which the prefix cache keeps {after.kept}: owners hold {self._owned}"
             )
 
 

@@ -67,7 +67,7 @@ def ends(chart: Chart) -> set[str]:
     return {
         edge.event
         for edge in chart.edges
-        if chart.is_live(edge.source) and not chart.is_live(edge.target)
+        if "frontend_records" in chart.holds[edge.source] - chart.holds[edge.target]
     }
 
 

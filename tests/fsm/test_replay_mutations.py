@@ -73,7 +73,7 @@ SAID: Final[dict[str, str]] = {
 MEANING: Final = (
     r"moves from|no answer|second answer|an answer while|a life that never began|stale life|"
     r"life \d+ where|add up|has none|no release gave back|not cached|double release|quarantine|"
-    r"truncated|follows the footer|takes pages and has|leak|caches|its pages hold|no move drops|"
+    r"truncated|follows the footer|takes pages and has|leak|caches|its pages hold|and stays|"
     r"no copy has ended|owners hold|rows: |holds none|tokens behind"
 )
 """What a fault says where only the meaning of a renumbered trace can tell."""
