@@ -18,7 +18,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from fsm.explore_base import (
     NO_BUDGET,
@@ -74,14 +74,14 @@ class Explorer:
 
     def __init__(
         self,
-        model: Model,
+        model: Model[Any, Any],
         requests: int = 1,
         budget: Budget = NO_BUDGET,
         progress: Progress | None = None,
     ) -> None:
         if requests not in (1, 2):
             raise ValueError("one or two requests")
-        self.model: Final = model
+        self.model: Final[Model[Any, Any]] = model
         self.result: Final = Result(model.name, requests, budget)
         self._requests = requests
         self._progress = progress
@@ -209,7 +209,7 @@ class Explorer:
                 if rid == mate:
                     hits.append(arcs.hits)
                     break  # alike: the second one's steps are the first one's
-            self._node_events(env, hits, budget, fair, other)
+            self._node_events(env, (high, low), hits, budget, fair, other)
         return fair, other, rests
 
     def _suspect(self, arcs: list[tuple[Arc, Step]], who: int, mate: int, budget: int) -> None:
@@ -227,6 +227,7 @@ class Explorer:
     def _node_events(
         self,
         env: int,
+        before: tuple[int, int],
         hits: list[list[Hit | None]],
         budget: int,
         fair: list[int],
@@ -238,6 +239,8 @@ class Explorer:
             if left < 0 or first is None or second is None:
                 continue
             ids = [self._ids[first.request], self._ids[second.request]]
+            if after == env and ids == list(before):
+                continue  # it changed nothing, and cost something
             state = self._pack(ids, after, left)
             if first.violation or second.violation:
                 raise _Found(0, label, state, first.violation or second.violation)

@@ -3,9 +3,9 @@
 A *model* (:mod:`fsm.explore_pd_model`, :mod:`fsm.explore_unified`) says what one request can do,
 :mod:`fsm.explore` walks everything that one or two of them can do together."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 Cost: TypeAlias = int
 FREE: Final[Cost] = 0
@@ -32,8 +32,9 @@ class Budget(NamedTuple):
 
 NO_BUDGET: Final = Budget()
 
-Request: TypeAlias = Hashable
-Environment: TypeAlias = Hashable
+Request: TypeAlias = Any
+Environment: TypeAlias = Any
+"""Hashable, and each model's own."""
 
 
 class Step(NamedTuple):
@@ -57,32 +58,36 @@ class Hit(NamedTuple):
     violation: str = ""
 
 
-class Model(Protocol):
+_Environment = TypeVar("_Environment")
+_Request = TypeVar("_Request")
+
+
+class Model(Protocol[_Environment, _Request]):
     """One role, or pair of roles."""
 
     @property
     def name(self) -> str: ...
 
-    def begin(self) -> tuple[Environment, Request]: ...
+    def begin(self) -> tuple[_Environment, _Request]: ...
 
-    def steps(self, environment: Environment, request: Request) -> list[Step]: ...
+    def steps(self, environment: _Environment, request: _Request) -> list[Step]: ...
 
-    def claims(self, request: Request) -> int:
+    def claims(self, request: _Request) -> int:
         """The contended pools that this request holds the last unit of, one bit each."""
         ...
 
-    def events(self, environment: Environment) -> list[tuple[str, Cost, Environment]]:
+    def events(self, environment: _Environment) -> list[tuple[str, Cost, _Environment]]:
         """What may hit the nodes as a whole: (label, cost, environment after it)."""
         ...
 
-    def hit(self, label: str, environment: Environment, request: Request) -> Hit | None:
+    def hit(self, label: str, environment: _Environment, request: _Request) -> Hit | None:
         """What such an event does to a request; None if the request forbids it. ``environment``
         is the one before it."""
         ...
 
-    def at_rest(self, environment: Environment, request: Request) -> bool: ...
+    def at_rest(self, environment: _Environment, request: _Request) -> bool: ...
 
-    def describe(self, environment: Environment, requests: Sequence[Request]) -> str:
+    def describe(self, environment: _Environment, requests: Sequence[_Request]) -> str:
         """One line for people."""
         ...
 

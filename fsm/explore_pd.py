@@ -41,6 +41,8 @@ ABSENT: Final = "absent"
 DEAD: Final = "gone"
 """The process died, and its life with it."""
 OVER: Final = ("done", DEAD)
+HANDED_OVER: Final = ("decoding", "retracting", "retracted", "restoring", "holding", "held")
+"""Decode's states once its KV has landed."""
 NO_ROOM: Final = (ABSENT, "arrived")
 """A frame for its room is answered at the door."""
 

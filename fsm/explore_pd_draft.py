@@ -10,6 +10,7 @@ from fsm.explore_pd import (
     BUSY,
     DEAD,
     DECODE_POOLS,
+    HANDED_OVER,
     IDLE,
     LAST,
     NO_ROOM,
@@ -258,25 +259,30 @@ class Draft:
         world = World(self.paused, self.prefill_weights, self.decode_weights, self.dirty)
         leg = self.leg
         if leg.state in OVER:
-            leg = leg._replace(
-                wire=IDLE if leg.wire == WRITTEN else leg.wire,
-                weights=0,
-                note=leg.note if leg.note == REFUSED else None,
-            )
+            refused = leg.note if leg.note == REFUSED else None
+            wire = IDLE if leg.wire == WRITTEN else leg.wire
+            leg = leg._replace(wire=wire, weights=0, note=refused)
+            if self.place in OVER:
+                leg = leg._replace(to_decode=(), to_prefill=())  # whoever hears it is over
+            elif not self.current:
+                leg = leg._replace(to_prefill=())
         elif leg.note is not None and leg.state not in (*NO_ROOM, "meeting"):
             leg = leg._replace(note=None)
         if not self.current and leg.to_decode and not self.accepted():
             leg = leg._replace(to_decode=())
-        over = self.place in OVER
         core = Core(
             self.place,
             self.launched,
             self.copying,
-            self.emitted and not over,
+            self.emitted and self.place not in ANSWERED,
             self.answers,
-            0 if over else self.weights,
+            self.weights if self.place in HANDED_OVER and self.place != "held" else 0,
         )
         return world, core, leg
+
+
+ANSWERED: Final = ("stopping", "cancelling", "draining", *OVER)
+"""Whether it has emitted anything cannot matter any more."""
 
 
 def _no_memory_for_a_message(

@@ -241,6 +241,8 @@ class PairModel:
     def hit(self, label: str, environment: World, request: Key) -> Hit | None:
         core, leg, earlier = request
         violation = ""
+        if label == "decode pauses" and self.at_rest(environment, request):
+            return None  # whatever follows is a run of the other request alone
         if label == "prefill's process dies":
             earlier = ()
         elif label == "decode's process dies":

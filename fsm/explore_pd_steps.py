@@ -6,7 +6,7 @@ An action is taken on a draft; the model then delivers what is due and looks at 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, Cost
 from fsm.explore_pd import (
@@ -14,6 +14,7 @@ from fsm.explore_pd import (
     BUSY,
     DEAD,
     GONE,
+    HANDED_OVER,
     IDLE,
     LAST,
     OVER,
@@ -31,8 +32,6 @@ from fsm.rules import Facts, Message
 Action: TypeAlias = Callable[[Draft], None]
 Option: TypeAlias = tuple[str, Cost, int, bool, Action]
 """(label, cost, needs, only a heartbeat brings it about, action)"""
-
-HANDED_OVER: Final = ("decoding", "retracting", "retracted", "restoring", "holding", "held")
 
 
 @dataclass(frozen=True, slots=True)

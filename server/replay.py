@@ -21,6 +21,7 @@ from server import (
     replay_chart,
     replay_check,
     replay_diff,
+    replay_explore,
     replay_show,
     replay_stats,
     replay_timeline,
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         replay_timeline.add,
         replay_chart.add,
         replay_diff.add,
+        replay_explore.add,
         add_run,
     ):
         add(commands)

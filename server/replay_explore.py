@@ -1,0 +1,205 @@
+"""``fsm-replay explore``: every state that requests can reach, and what is wrong in any of it."""
+
+import argparse
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fsm.explore import Explorer
+from fsm.explore_base import Budget, Model, Result
+from fsm.explore_pd_model import PairModel
+from fsm.explore_unified import UnifiedModel
+from server.replay_files import FAULTS, FITS, UNUSABLE
+
+HELP: Final = """\
+Explore every state that the charts, the rules and the protocol of production can reach, breadth
+first, and check each: no leak at rest, no touch of released pages, exactly one answer, everything
+can come to rest, an abort ends both sides, and so on (docs/exploration.md).
+
+Budgets say how much may go wrong in one run. Without any option: one request, one fault, one
+abort, one deadline. A violation is printed as a shortest sequence of steps."""
+
+EPILOG: Final = """\
+examples:
+  fsm-replay explore                               both, quickly
+  fsm-replay explore pd --requests 2               two requests that contend for memory
+  fsm-replay explore pd --faults 2 --rebuilds 2    pauses, changed weights, recomputation
+  fsm-replay explore --long                        the runs of docs/exploration.md (minutes)
+
+A pair is shown as: prefill (its wire) →frames to decode ←frames to prefill | decode.
+
+exit codes: 0 nothing found · 1 a violation · 2 not finished, or arguments that cannot be used"""
+
+
+TABLE_WIDTH: Final = 112
+"""Columns that the table of results needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One exploration."""
+
+    what: str
+    requests: int
+    budget: Budget
+    depth: int = 1
+    intake_steps: bool = False
+    contended: bool = True
+
+    def model(self) -> Model[Any, Any]:
+        if self.what == "unified":
+            return UnifiedModel(depth=self.depth)
+        return PairModel(depth=self.depth, intake_steps=self.intake_steps, contended=self.contended)
+
+
+LONG: Final[tuple[Run, ...]] = (
+    Run("unified", 2, Budget(2, 2, 2), depth=2),
+    Run("pd", 1, Budget(2, 2, 2), intake_steps=True),
+    Run("pd", 2, Budget(1, 1, 1)),
+    Run("pd", 2, Budget(1, 1, 1), depth=2),
+    Run("pd", 2, Budget(1, 1, 1), contended=False),
+    Run("pd", 1, Budget(2, 2, 2, 2)),
+    Run("pd", 2, Budget(1, 1, 0, 1)),
+    Run("pd", 2, Budget(1, 1, 1, 1)),
+)
+"""What ``make explore`` runs, the longest last."""
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The arguments of ``fsm-replay explore``."""
+    parser = commands.add_parser(
+        "explore",
+        help="explore every reachable state, and check each",
+        description=HELP,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=("unified", "pd", "all"), default="all", help="which nodes"
+    )
+    number = range(4)
+    add_number = parser.add_argument
+    add_number("--requests", type=int, choices=(1, 2), default=1, help="requests (default: 1)")
+    add_number("--faults", type=int, choices=number, default=1, metavar="N", help="at most 3")
+    add_number("--aborts", type=int, choices=number, default=1, metavar="N", help="at most 3")
+    add_number("--deadlines", type=int, choices=number, default=1, metavar="N", help="at most 3")
+    add_number(
+        "--rebuilds",
+        type=int,
+        choices=number,
+        default=0,
+        metavar="N",
+        help="pauses that drop KV, with a change of weights on either side (pd)",
+    )
+    add_number("--depth", type=int, choices=(1, 2), default=1, help="steps launched at a time")
+    parser.add_argument(
+        "--ample",
+        action="store_true",
+        help="memory for every request, instead of one unit that they contend for (pd)",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="stop after so many states")
+    parser.add_argument("--long", action="store_true", help="the runs of docs/exploration.md")
+    parser.set_defaults(handler=explore)
+
+
+def explore(options: argparse.Namespace) -> int:
+    """``fsm-replay explore``."""
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    results = []
+    for run in _runs(options):
+        result = _explored(run, options.limit)
+        results.append((run, result))
+        if result.violation is not None:
+            break
+    wide = Console(highlight=False, emoji=False, width=max(console.width, TABLE_WIDTH))
+    wide.print(_table(results))
+    for run, result in results:
+        if result.violation is not None:
+            console.print(f"\n[red]violation[/] in {run.what}, shortest sequence of steps:")
+            console.print(escape(str(result.violation)))
+            return FAULTS
+    unfinished = [run for run, result in results if not result.complete]
+    if unfinished:
+        console.print(f"[yellow]not finished[/]: {len(unfinished)} of {len(results)} hit --limit")
+        return UNUSABLE
+    console.print("[green]nothing found[/]: every property holds in every state")
+    return FITS
+
+
+def _runs(options: argparse.Namespace) -> Sequence[Run]:
+    if options.long:
+        return [run for run in LONG if options.what in ("all", run.what)]
+    budget = Budget(options.faults, options.aborts, options.deadlines, options.rebuilds)
+    runs = []
+    if options.what in ("unified", "all"):
+        runs.append(Run("unified", options.requests, budget._replace(rebuilds=0), options.depth))
+    if options.what in ("pd", "all"):
+        runs.append(Run("pd", options.requests, budget, options.depth, contended=not options.ample))
+    return runs
+
+
+def _explored(run: Run, limit: int | None) -> Result:
+    """One run, with a line of progress on a terminal."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    terminal = Console(stderr=True)
+    with Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as bar:
+        title = f"{run.what}, {run.requests} requests, {run.budget}"
+        task = bar.add_task(title)
+
+        def progress(result: Result, waiting: int) -> None:
+            bar.update(
+                task,
+                description=f"{title}: {result.states:,} states, {waiting:,} waiting,"
+                f" depth {result.depth}, {result.rate:,.0f} a second",
+            )
+
+        return Explorer(run.model(), run.requests, run.budget, progress).run(limit)
+
+
+def _table(results: Sequence[tuple[Run, Result]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("nodes", no_wrap=True)
+    for heading in (
+        "requests",
+        "budget",
+        "depth",
+        "states",
+        "steps",
+        "longest",
+        "seconds",
+        "a second",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for run, result in results:
+        outcome = "[green]fits[/]" if result.complete else "[yellow]not finished[/]"
+        if result.violation is not None:
+            outcome = "[red]violation[/]"
+        table.add_row(
+            run.what
+            + ("" if run.contended else ", ample")
+            + (", intake" if run.intake_steps else ""),
+            str(run.requests),
+            str(run.budget),
+            str(run.depth),
+            f"{result.states:,}",
+            f"{result.transitions:,}",
+            str(result.depth),
+            f"{result.seconds:.1f}",
+            f"{result.rate:,.0f}",
+            outcome,
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; bytes on macOS
+    mebibytes = peak >> 20 if sys.platform == "darwin" else peak >> 10
+    table.caption = f"{mebibytes:,} MiB of memory at most"
+    table.caption_justify = "left"
+    return table
