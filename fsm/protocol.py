@@ -172,8 +172,7 @@ def on_reply(
         return ("abort",)
     if refused:
         return ("reject",)
-    kind = next(frame for frame, read in READS[role].items() if read == message)
-    return _OVER[kind]
+    return next((_OVER[kind] for kind in _OVER if READS[role][kind] == message), NOTHING)
 
 
 def on_written(state: str) -> Frames:
