@@ -22,6 +22,7 @@ from engine.decode_scheduler import DecodeScheduler
 from engine.hash_model import HashModel
 from engine.prefill_scheduler import PrefillScheduler
 from engine.slots import LocalSlots
+from fsm.trace import Line
 from transport.control import ControlFrame
 from transport.messages import Abort, Finish, Outputs, Submit
 from transport.wire import WireDone
@@ -110,6 +111,7 @@ class Pair:
         self.devices = {PREFILL: Device(models[0]), DECODE: Device(models[1])}
         self.slots = LocalSlots(16)
         self.wire = SlowWire(*models, self.slots)
+        self.traces: dict[str, list[Line]] = {PREFILL: [], DECODE: []}
         rooms = itertools.count()
 
         def clock() -> float:
@@ -124,6 +126,7 @@ class Pair:
             self.wire,
             boot_id="P",
             node=PREFILL,
+            trace=self.traces[PREFILL].append,
         )
         self.decode = DecodeScheduler(
             config,
@@ -135,6 +138,7 @@ class Pair:
             host_pages=pages,
             boot_id="D",
             node=DECODE,
+            trace=self.traces[DECODE].append,
             mint=lambda: f"rebuilt-{next(rooms)}",
         )
         self.channels: dict[str, deque[ControlFrame]] = {PREFILL: deque(), DECODE: deque()}
