@@ -6,6 +6,7 @@
 #   make check        lint, format, types
 #   make soak         64 streams with random aborts for two minutes (ARGS="--seconds 600")
 #   make bench        figures over HTTP, beside transformers (ARGS="--dtype int4")
+#   make explore      every state of the charts, with large budgets (minutes; docs/exploration.md)
 #   make charts       docs/statecharts from the charts in fsm/ (needs Graphviz: the program `dot`)
 #   make clean        remove .venv/ and caches
 #
@@ -49,6 +50,9 @@ soak: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks.serving --peer $(ARGS)
+
+explore: .venv/dev.stamp
+	@$(BIN)/fsm-replay explore $(or $(ARGS),--long)
 
 charts: .venv/dev.stamp
 	@$(BIN)/python -m fsm.draw docs/statecharts

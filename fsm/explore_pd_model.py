@@ -65,11 +65,12 @@ class PairModel:
     ) -> None:
         """``depth``: steps launched at a time, 1 or 2. ``intake_steps``: other things may happen
         between arrival and intake (in production they cannot). ``contended``: there is one unit of
-        memory for all requests, otherwise there is enough."""
+        memory for all requests, otherwise there is enough, and only one metadata slot."""
         self.design: Final = design
         bits = [("prefill", r) for r in PREFILL_POOLS] + [("decode", r) for r in DECODE_POOLS]
         self._bit: Mapping[tuple[str, Resource], int] = {
-            pool: 1 << n if contended else 0 for n, pool in enumerate(bits)
+            pool: 1 << n if contended or pool[1] == "metadata_slots" else 0
+            for n, pool in enumerate(bits)
         }
         self._claims: Mapping[Role, Mapping[str, int]] = {
             "prefill": {s: self._bits("prefill", h) for s, h in design.prefill.holds.items()},

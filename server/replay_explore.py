@@ -102,7 +102,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--ample",
         action="store_true",
-        help="memory for every request, instead of one unit that they contend for (pd)",
+        help="pages and rows for every request, instead of one unit that they contend for (pd)",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="stop after so many states")
     parser.add_argument("--long", action="store_true", help="the runs of docs/exploration.md")

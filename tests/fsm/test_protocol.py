@@ -31,6 +31,7 @@ def test_every_frame_that_is_said_is_read_by_the_other_role() -> None:
             for message, effect in product(BOOKS[role].messages, ("keep", "finished")):
                 said[role] |= set(protocol.on_reply(role, state, message, effect))  # type: ignore[arg-type]
     said["prefill"] |= set(protocol.on_written("sending"))
+    said["prefill"] |= set(protocol.on_refused("hello", "reject"))
     for role in ROLES:
         assert said[role] == set(READS[other[role]]), role
         assert set(READS[role].values()) <= set(BOOKS[role].messages)
