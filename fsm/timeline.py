@@ -52,6 +52,8 @@ class Lane:
     life: str
     rid: str
     begin: float
+    number: int
+    """In order of submission."""
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     end: float | None = None
@@ -121,6 +123,7 @@ class Timeline:
         self.pools: Final = [Pool(header.pools.get("pages", 0)) for header in self.headers]
         self._open: dict[tuple[int, str], Lane] = {}
         self._kept: list[Lane] = []
+        self._begun = 0
 
     def feed(self, index: int, line: Read) -> None:
         zero = self.headers[index].time
@@ -129,7 +132,8 @@ class Timeline:
                 time = line.time - zero
                 if time <= self.view.until and self._wants(line.rid):
                     node = self.headers[index].node
-                    lane = Lane(node, line.life, line.rid, time, since=time)
+                    self._begun += 1
+                    lane = Lane(node, line.life, line.rid, time, self._begun, since=time)
                     self._open[index, line.life] = lane
             case MoveLine():
                 time = line.time - zero
@@ -188,5 +192,5 @@ class Timeline:
         if (self.end if lane.end is None else lane.end) < self.view.since:
             return
         self.matching += 1
-        bisect.insort(self._kept, lane, key=lambda lane: lane.begin)
+        bisect.insort(self._kept, lane, key=lambda lane: (lane.begin, lane.number))
         del self._kept[self.view.kept :]

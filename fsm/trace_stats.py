@@ -45,7 +45,9 @@ class Sketch:
         :data:`RELATIVE_ERROR`; 0 of nothing."""
         rank = q * (self.count - 1)
         seen = self._zeros
-        if self.count == 0 or rank < seen:
+        if rank >= self.count - 1:
+            return self.max
+        if rank < seen:
             return 0.0
         for index in sorted(self._buckets):
             seen += self._buckets[index]
