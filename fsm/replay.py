@@ -84,8 +84,7 @@ class NodeReplay(Replay):
             line.seq,
         )
         self.lives[line.life] = life
-        for resource in holds:
-            self.units.count(resource, 1)
+        self.units.count((resource, 1) for resource in holds)
 
     def _move(self, line: MoveLine) -> None:
         if (
@@ -139,8 +138,8 @@ class NodeReplay(Replay):
             self._dropped(life)
         elif self._gave is not None:
             self._keeps()
-        for resource, change in step.counts:
-            self.units.count(resource, change)
+        if step.counts:
+            self.units.count(step.counts)
         if "prefetches" in line.dropped:
             self._loaded(line)
         if step.new_attempt:
@@ -266,10 +265,8 @@ class NodeReplay(Replay):
         if line.target not in chart.by_name:
             return
         before, after = (self._tables.holds(s, life.kit) for s in (life.stage, line.target))
-        for resource in before - after:
-            self.units.count(resource, -1)
-        for resource in after - before:
-            self.units.count(resource, 1)
+        self.units.count((resource, -1) for resource in before - after)
+        self.units.count((resource, 1) for resource in after - before)
         if "pages" not in after:
             self.pages.forget(life.life)
             life.account = None

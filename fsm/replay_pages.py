@@ -84,11 +84,6 @@ class PageBook:
                     account.grown = True
                     self._owned += units
                 self._settle(line.flow, line.pool, 0)
-            case "pin":
-                if line.flow.free or not -units <= line.flow.cached <= 0:
-                    self._report(f"pin of {units} pages moves {_flow(line.flow)}")
-                self._open(line.owner, Account("pin", units, 0))
-                self._settle(line.flow, line.pool, 0)
             case "cache":
                 self._expect(line, Flow(0, 0))
                 account = self._known(line)
@@ -99,13 +94,18 @@ class PageBook:
                             f"caches {account.kept} pages, of which it took {account.own} itself"
                         )
                 self._settle(line.flow, line.pool, units)
+            case "release":
+                self._release(line)
             case "evict":
                 if line.owner != CACHE:
                     self._report(f"evicts pages of {line.owner}")
                 self._expect(line, Flow(units, -units))
                 self._settle(line.flow, line.pool, -units)
-            case "release":
-                self._release(line)
+            case "pin":
+                if line.flow.free or not -units <= line.flow.cached <= 0:
+                    self._report(f"pin of {units} pages moves {_flow(line.flow)}")
+                self._open(line.owner, Account("pin", units, 0))
+                self._settle(line.flow, line.pool, 0)
             case "quarantine":
                 account = self._known(line)
                 self._expect(line, Flow(0, 0))
@@ -171,40 +171,40 @@ class PageBook:
         self._pins -= account.kind == "pin"
 
     def _settle(self, flow: Flow, after: Balance | None, kept: int) -> None:
-        """Compare the line's balance with the one that the flow leads to."""
-        before = self._balance
-        free, cached = before.free + flow.free, before.cached + flow.cached
+        """Compare the line's balance with the one that the flow leads to: free + cached + held +
+        quarantined = total, and every page in use has a holder."""
+        before_free, before_cached, before_kept = self._balance
+        free, cached = before_free + flow[0], before_cached + flow[1]
+        kept += before_kept
         if after is None:
             self._report("moves pages and says no balance")
-            after = Balance(free, cached, before.kept + kept)
+            after = Balance(free, cached, kept)
         self._balance = after
-        if (free, cached) != after[:2]:
+        if free != after[0] or cached != after[1]:
             self._report(
                 f"the pool has {after.free} free and {after.cached} cached pages; the lines add"
                 f" up to {free} and {cached}"
             )
-        elif after.kept != before.kept + kept:
-            self._report(
-                f"the prefix cache has {after.kept} pages; the lines add up to {before.kept + kept}"
-            )
-        else:
-            self._check(after)
-
-    def _check(self, after: Balance) -> None:
-        """free + cached + held + quarantined = total, and every page in use has a holder."""
-        used = self.total - after.free - after.cached
+            return
+        if kept != after[2]:
+            self._report(f"the prefix cache has {after.kept} pages; the lines add up to {kept}")
+            return
+        used = self.total - free - cached
         if used > self.peak:
             self.peak = used
+        owned = self._owned
         if (
-            after.free < 0
-            or after.cached < 0
-            or not 0 <= used <= self._owned
-            or not 0 <= after.kept - after.cached <= used
-            or (used == 0 and self._owned > 0)
+            free < 0
+            or cached < 0
+            or used < 0
+            or used > owned
+            or kept < cached
+            or kept - cached > used
+            or (used == 0 and owned > 0)
         ):
             self._report(
-                f"{after.free} free + {after.cached} cached + {used} in use of {self.total} pages,"
-                f" of which the prefix cache keeps {after.kept}: owners hold {self._owned}"
+                f"{free} free + {cached} cached + {used} in use of {self.total} pages, of which"
+                f" the prefix cache keeps {kept}: owners hold {owned}"
             )
 
 
