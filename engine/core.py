@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Literal, Protocol, TypeAlias
 
 from engine import endings
 from engine.answers import Outbox
@@ -43,7 +43,7 @@ from engine.batch import (
 )
 from engine.batching import Span, build_batch
 from engine.config import EngineConfig
-from engine.deadlines import Deadlines
+from engine.deadlines import Deadlines, Timer
 from engine.groups import GroupBook, member_of
 from engine.intake import MAX_GROUP, Limits, Refusal, check_submission
 from engine.pages import Kv, Pages, PrefixLock
@@ -78,6 +78,9 @@ from transport.messages import (
 
 class LifecycleBug(AssertionError):  # noqa: N818 - it names what it is
     """An invariant is broken. Never an operating error: the process must not go on."""
+
+
+PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
 
 
 class Runner(Protocol):
@@ -156,6 +159,8 @@ class SchedulerCore(ABC):
             self.tracer.lease if trace is not None else None,
         )
         self.tracer.watch(self.kv.balance)
+        self.kv.use_weights(self.weights)
+        self.pause_mode: PauseMode | None = None
         self.sessions: Final = SessionBook(config.max_sessions)
         self.groups: Final = GroupBook(open_limit)
         self.spans: Final = SpanBook(open_limit)
@@ -221,6 +226,10 @@ class SchedulerCore(ABC):
 
     def _enqueued(self, request: Request) -> None:
         """The request is in its first state after intake."""
+
+    def _postponed(self, timer: Timer) -> bool:
+        """Whether a deadline that is due does not count yet, and was set again."""
+        return False
 
     @abstractmethod
     def _queue_up(self, request: Request, leases: dict[Resource, Lease]) -> str:
@@ -336,12 +345,72 @@ class SchedulerCore(ABC):
         else."""
         self._replies.append(Reply(query, data))
 
+    def retract(self, rid: str) -> bool:
+        """Push one request out on purpose (fault hook, tests). False where it cannot be."""
+        return False
+
     def flush_cache(self) -> tuple[bool, str]:
-        """Empty the prefix cache; refused while any request is live or being stopped."""
-        if self.roster.lives:
-            return False, f"Cache not flushed: {len(self.roster.lives)} requests are not done."
+        """Empty the prefix cache; refused while any request has KV, or a step is in flight."""
+        holders = sum("pages" in r.leases for r in self.roster.lives.values())
+        if holders or self._in_flight:
+            return False, f"Cache not flushed: {holders} requests have KV in use."
         freed = self.kv.cache.flush()
         return True, f"Cache flushed: {freed} pages."
+
+    # --- pauses and weights ---
+
+    @property
+    def frozen(self) -> bool:
+        """Nothing is launched."""
+        return self.pause_mode is not None
+
+    @property
+    def drops_kv(self) -> bool:
+        """The pause gives all KV back."""
+        return self.pause_mode == "retract"
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop generating. ``abort`` ends every request; ``in_place`` keeps all as it is;
+        ``retract`` gives all KV back and keeps the tokens. Submissions are queued, and visible,
+        meanwhile.
+
+        Idempotent; a second pause in another mode goes further.
+        """
+        now = self._now()
+        self.pause_mode = mode
+        self._deadlines.freeze(now)
+        if mode == "abort":
+            self.abort(Abort(all=True))
+        elif mode == "retract":
+            for request in list(self.roster.lives.values()):
+                self._paused(request)
+
+    def resume(self) -> None:
+        """Generate again. Idempotent."""
+        now = self._now()
+        self.pause_mode = None
+        self._deadlines.thaw(now)
+        for request in list(self.roster.lives.values()):
+            self._settle(request)
+
+    def use_weights(self, digest: str, in_place: bool = False) -> tuple[bool, str]:
+        """Compute under other weights from now on, if no KV of the old ones is in use.
+
+        With ``in_place`` requests go on with the KV they have; nothing of it is shared or kept, and
+        nothing that was cached is found again (invariant 9).
+        """
+        flushed, why = self.flush_cache()
+        if not flushed and not in_place:
+            return False, why
+        self.weights = digest
+        self.kv.use_weights(digest)
+        if self.stored is not None:
+            self.stored.use_weights(digest)
+        return True, f"Weights: {digest}."
+
+    def _paused(self, request: Request) -> None:
+        """A pause that drops KV reaches a request."""
+        self._deliver(request, "paused")
 
     # --- time ---
 
@@ -351,7 +420,7 @@ class SchedulerCore(ABC):
         while (timer := self._deadlines.due(now)) is not None:
             if timer.kind == "prefetch":
                 self._deliver(timer.request, "prefetch_failed")
-            else:
+            elif not self._postponed(timer):
                 finish = endings.expired(timer.request, timer.kind)
                 self._deliver(timer.request, "expired", finish)
         for name in self.sessions.expired(now):
@@ -378,7 +447,7 @@ class SchedulerCore(ABC):
 
     def launch(self) -> Batch | None:
         """Plan one step and hand it to the runner; None when there is nothing to compute."""
-        if not self.can_launch:
+        if not self.can_launch or self.frozen:
             return None
         spans = self._plan(self._runnable())
         if not spans:
@@ -613,9 +682,12 @@ class SchedulerCore(ABC):
         self._settle(request)
 
     def _settle(self, request: Request) -> None:
-        """Whoever waits for launched steps leaves as soon as none contains it."""
+        """Whoever waits for launched steps leaves as soon as none contains it, and whoever was
+        held comes back as soon as generation goes on."""
         if request.in_steps == 0 and (request.state, "quiesce") in self.chart.table:
             self._deliver(request, "quiet")
+        elif request.state == "held" and not self.drops_kv:
+            self._deliver(request, "continued")
 
     def _fire(
         self,

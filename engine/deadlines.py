@@ -28,11 +28,15 @@ class Timer:
 
 _STATES: Final[dict[TimerKind, tuple[str, ...]]] = {
     "waiting": (),
-    "meeting": ("meeting",),
+    "meeting": ("meeting",),  # and only until the peer is met
     "transfer": ("receiving", "sending"),
     "held": ("held",),
 }
 """Deadlines that count in one attempt only, and where; waiting is wherever a chart's queue is."""
+
+
+FROZEN: Final[frozenset[TimerKind]] = frozenset({"waiting", "running"})
+"""Deadlines that stand still while generation is paused (design, section 6)."""
 
 
 class Deadlines:
@@ -43,6 +47,7 @@ class Deadlines:
         self._queued = queued
         self._heap: list[tuple[float, int, Timer]] = []
         self._serial: int = 0
+        self._frozen_at: float | None = None
 
     def set(self, when: float, kind: TimerKind, request: Request) -> None:
         self._serial += 1
@@ -51,11 +56,33 @@ class Deadlines:
 
     def due(self, now: float) -> Timer | None:
         """The next timer that is due and still applies, taken off the heap."""
-        while self._heap and self._heap[0][0] <= now:
-            timer = heapq.heappop(self._heap)[2]
-            if self._applies(timer):
-                return timer
-        return None
+        parked = []
+        found = None
+        while found is None and self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)
+            if self._frozen_at is not None and entry[2].kind in FROZEN:
+                parked.append(entry)
+            elif self._applies(entry[2]):
+                found = entry[2]
+        for entry in parked:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def freeze(self, now: float) -> None:
+        """Generation is paused: what a request waits for through no fault of its own stops."""
+        if self._frozen_at is None:
+            self._frozen_at = now
+
+    def thaw(self, now: float) -> None:
+        """Generation goes on; frozen deadlines are later by as long as the pause was."""
+        if self._frozen_at is None:
+            return
+        pause, self._frozen_at = now - self._frozen_at, None
+        self._heap = [
+            (when + pause if timer.kind in FROZEN else when, serial, timer)
+            for when, serial, timer in self._heap
+        ]
+        heapq.heapify(self._heap)
 
     def _applies(self, timer: Timer) -> bool:
         """Whether the request still is where this deadline counts."""
@@ -66,6 +93,10 @@ class Deadlines:
             return False
         if timer.kind == "waiting":
             return state in self._queued
+        if timer.kind == "meeting":
+            # The peer that was met is watched by its heartbeats; its queue is not its death (B69).
+            pairing = timer.request.pairing
+            return state == "meeting" and (pairing is None or not pairing.met)
         if timer.kind in _STATES:
             return state in _STATES[timer.kind]
         return self._chart.is_live(state)
@@ -73,4 +104,8 @@ class Deadlines:
     @property
     def next(self) -> float | None:
         """When the earliest timer is due, whether or not it will still apply."""
-        return self._heap[0][0] if self._heap else None
+        if self._frozen_at is None:
+            return self._heap[0][0] if self._heap else None
+        return min(
+            (when for when, _, timer in self._heap if timer.kind not in FROZEN), default=None
+        )

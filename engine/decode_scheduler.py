@@ -20,7 +20,7 @@ from engine.batch import PageExport, PageImport, PagesDone, Sampled
 from engine.config import EngineConfig
 from engine.core import LifecycleBug, ModelFacts, Runner
 from engine.host import HostPages, HostPool
-from engine.paired import MEETING_TIMEOUT_S, TRANSFER_TIMEOUT_S, PairedScheduler
+from engine.paired import PairedScheduler
 from engine.pairing import Pairing
 from engine.policy import Candidate, admit
 from engine.request import Request
@@ -70,6 +70,7 @@ class DecodeScheduler(PairedScheduler):
         self._host_total = host_pages
         self._copies: dict[int, Request] = {}
         self._tickets = 0
+        self.held_timeout_s = HELD_TIMEOUT_S
         super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
 
     # --- hooks ---
@@ -81,8 +82,6 @@ class DecodeScheduler(PairedScheduler):
         return [*super()._role_pools(), self.metadata, self.receivers, self.host]
 
     def _runnable(self) -> list[Request]:
-        if self.paused:
-            return []
         candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
         admission = admit(
             (self._candidate(request) for request in candidates.values()),
@@ -124,7 +123,7 @@ class DecodeScheduler(PairedScheduler):
                 lease.cancel()
             return False
         self._fire(request, "grant", "scheduler", "", leases)
-        self._deadlines.set(self._clock() + TRANSFER_TIMEOUT_S, "transfer", request)
+        self._deadlines.set(self._clock() + self.transfer_timeout_s, "transfer", request)
         return True
 
     def _grant_frame(self, request: Request, pairing: Pairing) -> PeerGrant:
@@ -145,7 +144,7 @@ class DecodeScheduler(PairedScheduler):
 
     def _facts(self, request: Request, frame: PeerFrame | None) -> Facts:
         outdated = isinstance(frame, PeerDone) and protocol.is_outdated(
-            frame.weights, self.weights, self.paused
+            frame.weights, self.weights, self.drops_kv
         )
         return Facts(launched=request.in_steps > 0, outdated=outdated)
 
@@ -164,7 +163,7 @@ class DecodeScheduler(PairedScheduler):
             request.attempt += 1
             request.retractions += 1
             request.launched = request.committed = 0
-            self._deadlines.set(self._clock() + HELD_TIMEOUT_S, "held", request)
+            self._deadlines.set(self._clock() + self.held_timeout_s, "held", request)
         elif edge.event == "restored":
             self._init_row(request, self._row(request))
 
@@ -288,29 +287,21 @@ class DecodeScheduler(PairedScheduler):
             host.blobs = done.blobs
         self._settle(request)
 
-    def pause(self) -> None:
-        """Stop generating, and drop all KV as soon as nothing touches it."""
-        self._now()
-        self.paused = True
-        for request in list(self.roster.lives.values()):
-            self._settle(request)
-
-    def resume(self) -> None:
-        """Generate again; what was held is computed again by prefill."""
-        self._now()
-        self.paused = False
-        for request in list(self.roster.lives.values()):
-            self._settle(request)
-
     def _due(self, request: Request, message: Message) -> None:
         if message != "continued":
             super()._due(request, message)
             return
-        request.pairing = Pairing(self._mint(), self._pairing(request).node)
+        request.pairing = Pairing(self._mint(), self._worker(self._pairing(request).node))
         self._ask_again(request, request.pairing)
-        self._deadlines.set(self._clock() + MEETING_TIMEOUT_S, "meeting", request)
+        self._deadlines.set(self._clock() + self.meeting_timeout_s, "meeting", request)
         leases: dict[Resource, Lease] = {"rooms": self._open_room(request)}
         self._fire(request, "rebuild", "scheduler", "", leases, cause="continued")
+
+    def _worker(self, original: str) -> str:
+        """Who computes a held request again: its prefill, or another one if that is gone."""
+        if original in self.peers or not self.peers:
+            return original
+        return min(self.peers, key=lambda node: (len(self._with(node)), node))
 
     def _ask_again(self, request: Request, pairing: Pairing) -> None:
         self._send(
@@ -329,21 +320,6 @@ class DecodeScheduler(PairedScheduler):
         if request.state == "meeting" and request.attempt:
             self._ask_again(request, pairing)
         super()._stand(request, pairing)
-
-    def flush_cache(self) -> tuple[bool, str]:
-        states = [request.state for request in self.roster.lives.values()]
-        if not protocol.may_flush(self.chart, states, self.paused):
-            return False, "Cache not flushed: KV is in use."
-        freed = self.kv.cache.flush()
-        return True, f"Cache flushed: {freed} pages."
-
-    def use_weights(self, digest: str) -> tuple[bool, str]:
-        """Compute under other weights from now on; only where no KV of the old ones is in use."""
-        flushed, why = self.flush_cache()
-        if not flushed:
-            return False, why
-        self.weights = digest
-        return True, f"Weights: {digest}."
 
     def _recompute(self, frame: Recompute) -> None:
         self.malformed += 1  # nobody asks a decode node to compute a prompt

@@ -67,6 +67,10 @@ class HashModel:
         self._page_size: Final = page_size
         self._pages = [_Page([0] * page_size) for _ in range(kv_pages)]
         self._rows: dict[int, _Row] = {}
+        self.load_weights(weights)
+
+    def load_weights(self, weights: str) -> None:
+        """Compute under other weights from now on. What lies in the pages stays as it is."""
         self.weights = weights
         self._seed = mix(int.from_bytes(weights.encode().ljust(8, b"\0")[:8], "little"))
 

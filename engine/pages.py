@@ -36,7 +36,7 @@ class PrefixLock(Lease):
 class Pages(Lease):
     """The pages of one request, in token order."""
 
-    __slots__ = ("_kv", "quarantined", "request", "shared", "table")
+    __slots__ = ("_kv", "quarantined", "request", "shared", "table", "weights")
 
     def __init__(self, kv: Kv, request: Request, table: array[int], shared: int) -> None:
         super().__init__("pages", request.life, len(table))
@@ -46,6 +46,8 @@ class Pages(Lease):
         self.shared: Final = shared
         """How many leading pages came from the prefix cache, their KV ready to use."""
         self.quarantined = False
+        self.weights: Final = kv.weights
+        """What its KV is computed under, from its first page on."""
 
     @property
     def capacity(self) -> int:
@@ -73,6 +75,7 @@ class Kv:
         observer: LeaseObserver | None = None,
     ) -> None:
         self.page_size: Final = page_size
+        self.weights = ""
         self.pool: Final = PagePool(pages)
         self.locks: Final = CountPool("prefix_locks", locks)
         self._observer = observer
@@ -150,6 +153,8 @@ class Kv:
 
     def cache_prompt(self, request: Request, lease: Pages, lock: PrefixLock) -> None:
         """The prompt is committed: others may share its full pages from now on."""
+        if lease.weights != self.weights:
+            return
         full = min(request.committed, len(request.tokens)) // self.page_size
         node, new = self.cache.insert_own(request.tokens, lease.table, full)
         if node is not lock.node:
@@ -161,13 +166,19 @@ class Kv:
 
     def give_back(self, lease: Pages, disposition: Disposition | None) -> None:
         request = lease.request
-        if disposition == "cache":
+        if disposition == "cache" and lease.weights == self.weights:
             full = min(request.committed, len(request.tokens)) // self.page_size
             self.keep(lease.owner, request.tokens, lease.table, full)
         if lease.quarantined:
             for page in lease.table:
                 self.pool.drop(page, f"{QUARANTINE}{lease.owner}")
         self.drop(lease.owner, lease.table)
+
+    def use_weights(self, digest: str) -> None:
+        """Nothing that was computed under other weights is found or kept any more."""
+        if digest != self.weights:
+            self.weights = digest
+            self.cache.renew()
 
     def take(self, owner: str, count: int) -> list[int] | None:
         """Pages for somebody who is not a request (a load from the store); None without room."""

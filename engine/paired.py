@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 
 from engine.config import EngineConfig
 from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore
+from engine.deadlines import Timer
 from engine.intake import Refusal
 from engine.pairing import Pairing
 from engine.request import Request
@@ -110,8 +111,8 @@ class PairedScheduler(SchedulerCore):
         self.peers: Final[dict[str, Peer]] = {}
         self._mail: list[tuple[str, ControlFrame]] = []
         self._next_heartbeat = 0.0
-        self.paused = False
-        """Generation is paused and KV is dropped (decode); frames and deadlines go on."""
+        self.meeting_timeout_s = MEETING_TIMEOUT_S
+        self.transfer_timeout_s = TRANSFER_TIMEOUT_S
         self.malformed = 0
         self._refused_room = ""
         super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
@@ -165,8 +166,10 @@ class PairedScheduler(SchedulerCore):
         """A frame for a life of ours: note what it carries, decide, and answer."""
         if pairing.life is None:
             pairing.life, pairing.node = frame.sender, node
-        finish = Finish(type="abort", message="the peer ended the request")
-        if isinstance(frame, PeerHello):
+        finish: Finish | None = None
+        if isinstance(frame, PeerQuiet):
+            finish = Finish(type="abort", message="the peer stopped writing", status=503)
+        elif isinstance(frame, PeerHello):
             why = protocol.mismatch(self.terms, Terms(*frame.terms))
             if why is not None:
                 finish = _incompatible(why)
@@ -184,7 +187,7 @@ class PairedScheduler(SchedulerCore):
         if decision.effect == "fire" and protocol.is_proof(message):
             self._prove(request, message, finish)
 
-    def _prove(self, request: Request, message: Message, finish: Finish) -> None:
+    def _prove(self, request: Request, message: Message, finish: Finish | None) -> None:
         """Deliver what also proves that the wire is silent, until it leads nowhere any more."""
         while request.life in self.roster.lives:
             decision = self._decide(request, message, self._facts(request, None))
@@ -234,8 +237,7 @@ class PairedScheduler(SchedulerCore):
 
     def _queue_up(self, request: Request, leases: dict[Resource, Lease]) -> str:
         leases["rooms"] = self._open_room(request)
-        deadline = self._clock() + MEETING_TIMEOUT_S
-        self._deadlines.set(deadline, "meeting", request)
+        self._deadlines.set(self._clock() + self.meeting_timeout_s, "meeting", request)
         return "enqueue"
 
     def _open_room(self, request: Request) -> RoomLease:
@@ -300,7 +302,7 @@ class PairedScheduler(SchedulerCore):
                 request.state,
                 launched=request.in_steps > 0,
                 writing=bool(request.pairing is not None and request.pairing.writes),
-                paused=self.paused,
+                paused=self.drops_kv,
             )
             if message is None:
                 return
@@ -376,7 +378,45 @@ class PairedScheduler(SchedulerCore):
     def _send(self, node: str, frame: ControlFrame) -> None:
         self._mail.append((node, frame))
 
+    # --- pauses ---
+
+    def _paused(self, request: Request) -> None:
+        self._settle(request)  # what it has coming depends on what still touches its KV
+
+    def flush_cache(self) -> tuple[bool, str]:
+        states = [request.state for request in self.roster.lives.values()]
+        if not protocol.may_flush(self.chart, states, self.drops_kv):
+            return False, "Cache not flushed: KV is in use."
+        freed = self.kv.cache.flush()
+        return True, f"Cache flushed: {freed} pages."
+
+    def use_weights(self, digest: str, in_place: bool = False) -> tuple[bool, str]:
+        """Compute under other weights from now on; refused while KV of the old ones is in use.
+
+        Peers that have not answered yet are told: what was said before names the old ones."""
+        done, why = super().use_weights(digest, in_place)
+        if not done:
+            return False, why
+        for request in list(self._rooms.values()):
+            self._tell(
+                request,
+                self._pairing(request),
+                protocol.on_new_weights(self.role, request.state),
+            )
+        return True, why
+
     # --- time and peers ---
+
+    def _postponed(self, timer: Timer) -> bool:
+        """What waits for a peer goes on waiting while the peer says that it is paused."""
+        if timer.kind not in ("meeting", "transfer"):
+            return False
+        peer = self.peers.get(self._pairing(timer.request).node)
+        if peer is None or not peer.paused:
+            return False
+        limit = self.meeting_timeout_s if timer.kind == "meeting" else self.transfer_timeout_s
+        self._deadlines.set(self._clock() + limit, timer.kind, timer.request)
+        return True
 
     def tick(self) -> None:
         super().tick()
@@ -387,7 +427,9 @@ class PairedScheduler(SchedulerCore):
 
     def next_deadline(self) -> float | None:
         times = [t for t in [super().next_deadline()] if t is not None]
-        if self._rooms:
+        if self._rooms or self.peers:
+            # Also without a room: silence is noticed only by whoever listens all the time, and
+            # the first request after a quiet hour must not find its peer "silent" (B81).
             times.append(self._next_heartbeat)
         return min(times, default=None)
 
@@ -401,7 +443,7 @@ class PairedScheduler(SchedulerCore):
             nodes.setdefault(pairing.node, []).append(room)
             self._stand(request, pairing)
         for node, rooms in nodes.items():
-            self._send(node, Heartbeat(self.node, self.boot_id, rooms, self.paused))
+            self._send(node, Heartbeat(self.node, self.boot_id, rooms, self.pause_mode is not None))
         for node, peer in list(self.peers.items()):
             if now - peer.heard_at > protocol.MISSES * HEARTBEAT_S:
                 for request in self._with(node):

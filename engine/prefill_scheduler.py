@@ -15,7 +15,7 @@ import msgspec
 from engine.batch import Sampled, StepResult
 from engine.config import EngineConfig
 from engine.core import ModelFacts, Runner
-from engine.paired import TRANSFER_TIMEOUT_S, PairedScheduler
+from engine.paired import PairedScheduler
 from engine.pairing import Pairing
 from engine.policy import Candidate, admit
 from engine.request import Request
@@ -69,8 +69,18 @@ class PrefillScheduler(PairedScheduler):
         self.senders = CountPool("senders", 2 * self.config.max_running_requests)
         return [*super()._role_pools(), self.senders]
 
+    @property
+    def frozen(self) -> bool:
+        """A pause that drops KV lets what is being computed finish; see :meth:`_runnable`."""
+        return self.pause_mode == "in_place"
+
     def _runnable(self) -> list[Request]:
-        """Admit granted requests while rows, pages, and the prompt budget last."""
+        """Admit granted requests while rows, pages, and the prompt budget last.
+
+        A pause that drops KV lets prompts that are being computed run to their end: nothing here
+        can be computed again later, and decode does not use what lands into its own pause."""
+        if self.pause_mode is not None:
+            return []
         budget = self.config.chunked_prefill_size - sum(
             len(r.tokens) - r.launched for r in self.roster.device if r.is_prefill
         )
@@ -134,7 +144,7 @@ class PrefillScheduler(PairedScheduler):
     def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
         super()._after(request, edge, cause)
         if edge.target == "sending":
-            self._deadlines.set(self._clock() + TRANSFER_TIMEOUT_S, "transfer", request)
+            self._deadlines.set(self._clock() + self.transfer_timeout_s, "transfer", request)
 
     def commit(self, result: StepResult) -> None:
         """Commit the step, then start the writes of what it computed."""
@@ -167,8 +177,6 @@ class PrefillScheduler(PairedScheduler):
             )
         )
 
-    # --- the wire ---
-
     def _write(self, request: Request) -> None:
         """Start writes of every page that is complete, and at the end of the slot."""
         pairing = request.pairing
@@ -193,6 +201,10 @@ class PrefillScheduler(PairedScheduler):
         self._writes[self._tickets] = request
         pairing.writes.add(self._tickets)
         return self._tickets
+
+    def writer(self, ticket: int) -> Request:
+        """The request that a write is for."""
+        return self._writes[ticket]
 
     def poll_wire(self) -> None:
         """Take what the wire has finished."""

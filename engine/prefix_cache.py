@@ -61,6 +61,7 @@ class PrefixCache:
         self.added = 0
         """Pages ever put in: while it stands still, nothing that was not found can be found."""
         self.evictions = 0
+        self._old_roots: list[Node] = []
 
     def match(self, tokens: Sequence[int], limit: int) -> tuple[Node, array[int]]:
         """The deepest node for a prefix of ``tokens`` of at most ``limit`` tokens, and the pages
@@ -155,9 +156,19 @@ class PrefixCache:
         """Drop everything that nobody locks; returns how many pages were freed."""
         return self.evict(self._pool.total)
 
+    def renew(self) -> None:
+        """Forget everything for matching: it was computed under other weights (invariant 9).
+
+        What somebody still locks stays until it is unlocked, and can then only be evicted.
+        """
+        self.flush()
+        self._old_roots = [root for root in (*self._old_roots, self.root) if root.children]
+        self.root = Node(None, (), -1)
+        self.added += 1  # what was found before is found no more
+
     @property
     def pages(self) -> int:
-        return sum(1 for _ in self._walk()) - 1
+        return sum(node.parent is not None for node in self._walk())
 
     def audit(self) -> list[str]:
         """Faults: a page owned by the cache but not in the tree, or the reverse, or not evictable
@@ -174,7 +185,7 @@ class PrefixCache:
                 if node.parent is not None:
                     kept.add(node.parent)
         for node in nodes:
-            if node is self.root:
+            if node.parent is None:
                 continue
             if node.page in in_tree:
                 faults.append(f"prefix cache: page {node.page} is in the tree twice")
@@ -184,8 +195,9 @@ class PrefixCache:
                 if node in kept:
                     faults.append(f"prefix cache: page {node.page} is locked and owned by nobody")
         owned = set(self._pool.pages_of(CACHE))
-        if self.size != len(nodes) - 1:
-            faults.append(f"prefix cache: books say {self.size} pages, it has {len(nodes) - 1}")
+        count = sum(node.parent is not None for node in nodes)
+        if self.size != count:
+            faults.append(f"prefix cache: books say {self.size} pages, it has {count}")
         if owned != in_tree:
             faults.append(f"prefix cache: owns {sorted(owned ^ in_tree)[:8]} … outside the tree")
         if reachable != self._pool.cached:
@@ -245,7 +257,7 @@ class PrefixCache:
         return node.parent is not None and not node.children and not node.lockers
 
     def _walk(self) -> list[Node]:
-        out = [self.root]
+        out = [self.root, *self._old_roots]
         for node in out:
             out.extend(node.children.values())
         return out

@@ -48,7 +48,7 @@ class Scheduler(SchedulerCore):
         return [request for request in runnable if request.life not in again] + admitted
 
     def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
-        if edge.target == "retracted":
+        if edge.event == "quiesce" and edge.target in ("retracted", "held"):
             request.attempt += 1
             request.retractions += 1
             request.launched = request.committed = 0

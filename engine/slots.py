@@ -50,6 +50,10 @@ class SlotPoolOfRecords(SlotPool):
         taken = super().reserve(owner)
         return RecordLease(self, self._memory, owner, taken.slot)
 
+    def owner_of(self, slot: int) -> str | None:
+        """The life that has a slot; None if nobody has."""
+        return self._owner.get(slot)
+
     def slot_of(self, request: Request) -> int:
         lease = request.leases["metadata_slots"]
         if not isinstance(lease, SlotLease):

@@ -53,7 +53,7 @@ class StoredKv:
     ) -> None:
         self._store = store
         self._kv = kv
-        self._seed: Final = f"{weights_digest} page={kv.page_size}"
+        self.use_weights(weights_digest)
         self._limit: Final = max_operations
         self._launch = launch
         self._tickets = 0
@@ -61,6 +61,10 @@ class StoredKv:
         self._writes: set[int] = set()
         self._imports: dict[int, _Import] = {}
         self.prefetches: Final = PrefetchBook(store, max_operations, self._ticket, observer)
+
+    def use_weights(self, digest: str) -> None:
+        """Pages are looked up and kept under other weights from now on."""
+        self._seed = f"{digest} page={self._kv.page_size}"
 
     @property
     def at_rest(self) -> bool:

@@ -107,9 +107,17 @@ class Terms(NamedTuple):
     charts: str
 
 
+def compares_terms(state: str) -> bool:
+    """Whether a hello is compared in this state: only the first one. Later, a repeated hello may
+    name weights that have changed since, and says nothing about KV that is on its way; what lands
+    is looked at by :func:`is_outdated`."""
+    return state == "meeting"
+
+
 def mismatch(ours: Terms, theirs: Terms) -> str | None:
     """Why these peers cannot work together, both values named; None if they can. The node that
-    notices delivers ``peer_reject`` to its own life and sends *reject* with this reason."""
+    notices delivers ``peer_reject`` to its own life and sends *reject* with this reason. Asked
+    only where :func:`compares_terms`."""
     for name, mine, other in zip(Terms._fields, ours, theirs, strict=True):
         if mine != other:
             return f"{name} differs: {mine} here, {other} at the peer"
@@ -299,19 +307,21 @@ class Knock(NamedTuple):
     """It is offered to the request of that room when it is accepted."""
 
 
-def knock(kind: FrameKind, receiver: str | None, tombstone: FrameKind | None) -> Knock:
-    """A frame for which :func:`accepts` found no life on this node.
+def knock(
+    kind: FrameKind, receiver: str | None, tombstone: FrameKind | None, role: Role = "prefill"
+) -> Knock:
+    """A frame for which :func:`accepts` found no life on this node, which is ``role``.
 
     ``tombstone``: how the life of that room ended (*reject* at the door, *abort* otherwise); None
-    if the room has not been heard of. Decode keeps nothing: prefill speaks only when spoken to."""
+    if the room has not been heard of. Decode keeps nothing, because prefill speaks only when
+    spoken to, and says only that the life is over to whoever says hello to it."""
+    if role == "decode":
+        return Knock(("abort",) if kind == "hello" else NOTHING, False)
     if receiver is not None:  # for a life that is over, of this boot or of an earlier one
         return Knock(_OVER.get(kind, NOTHING), False)
     if tombstone is not None:
         return Knock((tombstone,) if kind == "hello" else NOTHING, False)
     return Knock(NOTHING, kind in ("hello", "abort", "reject"))
-
-
-_Value = TypeVar("_Value")
 
 
 def on_refused(early: FrameKind | None, how: FrameKind) -> Frames:
@@ -320,19 +330,23 @@ def on_refused(early: FrameKind | None, how: FrameKind) -> Frames:
     return (how,) if early == "hello" else NOTHING
 
 
-class Doors:
-    """Prefill's bounded memory of rooms without a life: what was said before the request arrived,
-    and how lives ended that somebody may still ask for."""
+_Value = TypeVar("_Value")
 
-    def __init__(self, capacity: int) -> None:
+
+class Doors:
+    """A node's bounded memory of rooms without a life: what was said before the request arrived
+    (prefill), and how lives ended that somebody may still ask for."""
+
+    def __init__(self, capacity: int, role: Role = "prefill") -> None:
         """``capacity`` in rooms, of each kind; the oldest is forgotten first."""
         self.capacity: Final = capacity
+        self.role: Final = role
         self._early: OrderedDict[str, tuple[FrameKind, Address]] = OrderedDict()
         self._ended: OrderedDict[str, FrameKind] = OrderedDict()
 
     def knock(self, kind: FrameKind, address: Address) -> Frames:
         """A frame for nobody: what is answered."""
-        outcome = knock(kind, address.receiver, self._ended.get(address.room))
+        outcome = knock(kind, address.receiver, self._ended.get(address.room), self.role)
         if outcome.keep:  # the last word counts
             self._put(self._early, address.room, (kind, address))
         return outcome.reply

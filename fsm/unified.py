@@ -26,7 +26,8 @@ Pages leave to the prefix cache in every case: what is inserted is exactly the f
 committed tokens, and those are valid whatever ended the request. Where the cache is switched off,
 that disposition frees them.
 
-``held`` (pause with dropped KV) arrives with the pause surface.
+A pause that drops KV leads through ``holding`` to ``held`` in the same way; when generation goes
+on, a held request is ``retracted``, and computed again in its turn.
 """
 
 from typing import Final
@@ -79,6 +80,14 @@ UNIFIED: Final = Chart(
             QUEUED,
             "its pages are given back; its tokens are kept, and recomputed when there is room",
         ),
+        State(
+            "holding",
+            "held",
+            "live",
+            (*MEMORY, *QUEUED),
+            "paused; a launched step still touches its pages, and its token still counts",
+        ),
+        State("held", "held", "live", QUEUED, "paused without KV; its tokens are kept"),
         State(
             "stopping",
             "retired",
@@ -155,6 +164,24 @@ UNIFIED: Final = Chart(
         Edge("abort", "retracting", "stopping", ("client",), "aborted or disconnected"),
         Edge("expire", "retracting", "stopping", ("clock",), "a deadline passed"),
         Edge("fail", "retracting", "stopping", ("runner",), "its last step failed"),
+        Edge("hold", "prefilling", "holding", ("scheduler",), "paused: its KV is given back"),
+        Edge("hold", "decoding", "holding", ("scheduler",), "paused: its KV is given back"),
+        Edge(
+            "quiesce",
+            "holding",
+            "held",
+            ("runner", "scheduler"),
+            "no launched step contains it any more",
+            pages="cache",
+        ),
+        Edge("finish", "holding", "stopping", ("runner", "server"), "the late token was its last"),
+        Edge("abort", "holding", "stopping", ("client",), "aborted or disconnected"),
+        Edge("expire", "holding", "stopping", ("clock",), "a deadline passed"),
+        Edge("fail", "holding", "stopping", ("runner",), "its last step failed"),
+        Edge("resume", "held", "retracted", ("scheduler",), "generation goes on"),
+        Edge("finish", "held", "done", ("server",), "a stop string was found in what it had sent"),
+        Edge("abort", "held", "done", ("client",), "aborted or disconnected"),
+        Edge("expire", "held", "done", ("clock",), "a deadline passed"),
         Edge("readmit", "retracted", "prefilling", ("scheduler",), "there is room again"),
         Edge(
             "finish",

@@ -16,10 +16,12 @@ UNIFIED_MESSAGES: Final[tuple[Message, ...]] = (
     "quiet",
     "prefetch_loaded",
     "prefetch_failed",
+    "paused",
+    "continued",
 )
 
-QUEUED: Final = ("prefetching", "waiting", "retracted")
-ON_DEVICE: Final = ("prefilling", "decoding", "retracting")
+QUEUED: Final = ("prefetching", "waiting", "retracted", "held")
+ON_DEVICE: Final = ("prefilling", "decoding", "retracting", "holding")
 ANSWERED: Final = ("stopping", "done")
 ALL: Final = ("arrived", *QUEUED, *ON_DEVICE, *ANSWERED)
 
@@ -41,7 +43,7 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
     Rule(ALL, "expired", DROP, "a timer of an earlier attempt", stale=True),
     Rule(("arrived", *ANSWERED), "expired", DROP, "no deadline runs here", stale=False),
     Rule(
-        ("retracted", *ON_DEVICE),
+        ("retracted", "held", *ON_DEVICE),
         "stop_matched",
         Decision("fire", "finish", "server"),
         "the server saw it first; tokens after the match are dropped by the front-end record",
@@ -53,7 +55,7 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
         REFUSE,
         "nothing was ever sent that a stop string could be in",
     ),
-    Rule(("prefilling", "retracting"), "chunk_committed", KEEP, "progress", stale=False),
+    Rule(("prefilling", "retracting", "holding"), "chunk_committed", KEEP, "progress", stale=False),
     Rule(("decoding",), "chunk_committed", REFUSE, "every decode step samples", stale=False),
     Rule(
         ("prefilling",),
@@ -63,7 +65,7 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
         stale=False,
     ),
     Rule(
-        ("decoding", "retracting"),
+        ("decoding", "retracting", "holding"),
         "token_committed",
         KEEP,
         "delivered; a victim's late token counts too (B31)",
@@ -113,13 +115,19 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
         )
     ),
     Rule(
-        ("retracting", "stopping"),
+        ("retracting", "holding", "stopping"),
         "quiet",
         Decision("fire", "quiesce", "runner"),
         "nothing can touch its pages any more",
         launched=False,
     ),
-    Rule(("retracting", "stopping"), "quiet", REFUSE, "a step still contains it", launched=True),
+    Rule(
+        ("retracting", "holding", "stopping"),
+        "quiet",
+        REFUSE,
+        "a step still contains it",
+        launched=True,
+    ),
     Rule(("prefilling", "decoding"), "quiet", KEEP, "between two steps", launched=False),
     Rule(("prefilling", "decoding"), "quiet", REFUSE, "a step contains it", launched=True),
     Rule(("arrived", *QUEUED, "done"), "quiet", DROP, "it holds nothing a step could touch"),
@@ -150,6 +158,30 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
     *(
         Rule(ALL, message, DROP, "a prefetch of an earlier attempt", stale=True)
         for message in ("prefetch_loaded", "prefetch_failed")
+    ),
+    Rule(
+        ("prefilling", "decoding"),
+        "paused",
+        Decision("fire", "hold", "scheduler"),
+        "its KV is given back; its tokens are kept",
+    ),
+    Rule(
+        tuple(state for state in ALL if state not in ("prefilling", "decoding")),
+        "paused",
+        KEEP,
+        "it has no KV, or is about to have none",
+    ),
+    Rule(
+        ("held",),
+        "continued",
+        Decision("fire", "resume", "scheduler"),
+        "computed again when there is room, in its place by rank",
+    ),
+    Rule(
+        tuple(state for state in ALL if state != "held"),
+        "continued",
+        KEEP,
+        "nothing to resume (one that is still holding is resumed when it is held)",
     ),
 )
 

@@ -73,7 +73,7 @@ def test_aborts_retractions_and_pauses_on_either_side_leak_nothing(seed: int, lo
                 case 2 if pair.decode.roster.live:
                     pair.decode.retract(rng.choice(sorted(pair.decode.roster.live)))
                 case 3:
-                    pair.decode.pause()
+                    pair.decode.pause("retract")
                     pair.turn(rng.randrange(20))
                     pair.decode.resume()
                 case _:
@@ -98,7 +98,7 @@ def test_the_first_token_of_a_request_held_before_it_had_any_is_chosen_as_it_ask
         message = Submit("r", list(range(20)), SamplingParams(max_new_tokens=6, seed=9))
         pair.submit(message, prefill_first=False)
         pair.turn(6)
-        pair.decode.pause()
+        pair.decode.pause("retract")
         pair.turn(30)
         pair.decode.resume()
         check(pair, [message], disturbed=False)

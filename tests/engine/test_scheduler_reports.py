@@ -500,7 +500,10 @@ def test_a_stop_string_of_nobody_or_in_tokens_never_sent_is_ignored() -> None:
 def test_the_cache_is_flushed_only_when_nobody_is_served() -> None:
     node = Node()
     node.ask("a", range(9), 4)
-    assert node.scheduler.flush_cache() == (False, "Cache not flushed: 1 requests are not done.")
+    assert node.scheduler.flush_cache() == (True, "Cache flushed: 0 pages.")  # queued: no KV yet
+    node.turn()
+    refused = (False, "Cache not flushed: 1 requests have KV in use.")
+    assert node.scheduler.flush_cache() == refused
     node.settle()
     assert node.scheduler.flush_cache() == (True, "Cache flushed: 3 pages.")
     assert node.scheduler.kv.pool.free == 64

@@ -240,7 +240,7 @@ def variants() -> Iterator[tuple[str, Chart]]:
         rest = UNIFIED.states[:index], UNIFIED.states[index + 1 :]
         changed: dict[str, tuple[State, ...]] = {
             "name": (replace(s, name="other"),),
-            "phase": (replace(s, phase="held"),),
+            "phase": (replace(s, phase="transferring"),),
             "kind": (replace(s, kind="draining"),),
             "holds": (replace(s, holds=(*s.holds, "host_pages")),),
             "absent": (),

@@ -195,13 +195,13 @@ def test_a_new_state_needs_its_rows() -> None:
         UNIFIED,
         states=(
             *UNIFIED.states,
-            State("held", "held", "live", ("spans", "frontend_records"), "planted"),
+            State("planted", "held", "live", ("spans", "frontend_records"), "planted"),
         ),
         edges=(
             *UNIFIED.edges,
-            Edge("pause", "waiting", "held", ("client",), "planted"),
-            Edge("abort", "held", "done", ("client",), "planted"),
+            Edge("pause", "waiting", "planted", ("client",), "planted"),
+            Edge("abort", "planted", "done", ("client",), "planted"),
         ),
     )
-    with pytest.raises(TableError, match="no rule for held, abort"):
+    with pytest.raises(TableError, match="no rule for planted, abort"):
         compile_table(replace(UNIFIED_BOOK, chart=chart))

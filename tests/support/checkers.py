@@ -103,7 +103,7 @@ def check_turn(node: Node) -> None:
 
 def check_awake(node: Node) -> None:
     """A loop sleeps until something comes back: whoever is live has work or a load on the way."""
-    if node.runner.work:
+    if node.runner.work or node.scheduler.frozen:
         return
     asleep = [r.rid for r in node.scheduler.roster.live.values() if r.state != "prefetching"]
     if asleep:

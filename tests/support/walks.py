@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from engine.core import PauseMode
 from engine.hash_model import EOS
 from fsm.driver import IllegalEvent
 from fsm.ledger import Exhausted, LeaseError
@@ -38,6 +39,8 @@ Kind = Literal[
     "open",  # value: a session
     "close",
     "flush",  # the prefix cache
+    "pause",  # in some mode
+    "resume",
     "drain",  # value: seconds of grace
 ]
 
@@ -80,6 +83,8 @@ WEIGHTS: Final[dict[Kind, int]] = {
     "open": 2,
     "close": 1,
     "flush": 1,
+    "pause": 3,
+    "resume": 4,
     "drain": 0,
 }
 
@@ -105,7 +110,11 @@ def make_walk(seed: int, length: int = 45) -> Walk:
     )
     bases = texts(seed, shape)
     kinds = rnd.choices(list(WEIGHTS), list(WEIGHTS.values()), k=length)
-    actions = [_action(kind, number, rnd, shape, bases) for number, kind in enumerate(kinds)]
+    actions = []
+    for number, kind in enumerate(kinds):
+        actions.append(_action(kind, number, rnd, shape, bases))
+        if kind == "pause" and rnd.random() < 0.5:  # while launched steps are still out
+            actions.append(_action(rnd.choice(["fail", "wait"]), number, rnd, shape, bases))
     if rnd.random() < 0.2:
         actions.append(Action("drain", rnd.choice([0.0, 0.005, 1.0])))
     return Walk(seed, shape, rnd.random() < 0.5, tuple(actions))
@@ -219,6 +228,11 @@ def apply(node: Node, store: MemoryStore | None, action: Action) -> None:
             node.close_session(str(value))
         case "flush":
             scheduler.flush_cache()
+        case "pause":
+            modes: tuple[PauseMode, ...] = ("retract", "retract", "in_place", "abort")
+            scheduler.pause(modes[number % 4])
+        case "resume":
+            scheduler.resume()
         case "drain":
             assert isinstance(value, float)
             scheduler.drain(Drain(value))
@@ -247,6 +261,8 @@ def run(walk: Walk) -> Node:
     store = _store_of(walk, node)
     for action in walk.actions:
         apply(node, store, action)
+    node.scheduler.resume()
+    node.flush()
     limit = 400 + 40 * sum(_work(client) for client in node.clients)
     for _ in range(limit):
         if node.scheduler.at_rest and not node.runner.work:
