@@ -189,12 +189,12 @@ class Draft:
         """A frame reaches the prefill node."""
         leg = self.leg
         if leg.state in NO_ROOM:
-            outcome = self.design.knock(kind, None, None)
+            outcome = self.design.knock(kind, None, None, "prefill")
             if outcome.keep:
                 self.leg = leg._replace(note=(kind, weights))
             self.tell_decode(outcome.reply)
             return
-        if kind == "hello" and leg.state == "meeting":
+        if kind == "hello" and protocol.compares_terms(leg.state):
             self.leg = leg._replace(note=(kind, weights))
             if weights != self.prefill_weights:
                 self.tell_decode(("reject",))
@@ -204,12 +204,18 @@ class Draft:
 
     def at_decode(self, kind: FrameKind, weights: int) -> None:
         """A frame reaches the decode node."""
-        if self.place in (ABSENT, DEAD) or not self.accepted():
+        if self.place in (ABSENT, DEAD):
+            return
+        if not self.accepted():
+            reply = self.design.knock(kind, "decode", None, "decode").reply
+            frames = tuple((said, 0) for said in reply)
+            self.leg = self.leg._replace(to_prefill=self.leg.to_prefill + frames)
             return
         if not self.current:
             raise Broken("decode takes the word of a prefill life that it is not paired with")
         message = protocol.READS["decode"][kind]
-        if message == "peer_hello" and self.place == "meeting" and weights != self.decode_weights:
+        compares = message == "peer_hello" and protocol.compares_terms(self.place)
+        if compares and weights != self.decode_weights:
             self.tell_prefill(("reject",))
             message = "peer_reject"
         self.decode(message, weights)
@@ -269,7 +275,9 @@ class Draft:
         elif leg.note is not None and leg.state not in (*NO_ROOM, "meeting"):
             leg = leg._replace(note=None)
         if not self.current and leg.to_decode and not self.accepted():
-            leg = leg._replace(to_decode=())
+            heard = () if leg.state in OVER else ("hello",)  # the only one that is answered
+            kept = tuple(frame for frame in leg.to_decode if frame[0] in heard)
+            leg = leg._replace(to_decode=kept)
         core = Core(
             self.place,
             self.launched,

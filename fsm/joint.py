@@ -116,16 +116,16 @@ JOINT: Final[tuple[Row, ...]] = (
 
 EARLIER: Final[frozenset[Pair]] = frozenset(
     product(
-        ("sending", "done"),
+        ("sending",),
         (
             *("meeting", "waiting", "receiving", "decoding"),
             *("retracting", "retracted", "restoring", "holding", "held"),
-            *("stopping", "cancelling", "draining", "done"),
+            *("stopping", "cancelling", "draining", "done", GONE),
         ),
     )
-) | {("sending", GONE)}
-"""(prefill life of an earlier room, decode), while frames between them are on their way. Nothing
-that it says counts for decode any more."""
+)
+"""(prefill life of an earlier room, decode), while the acknowledgement is on its way, or lost.
+Nothing that it says counts for decode any more."""
 
 
 @cache

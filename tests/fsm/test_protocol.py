@@ -171,6 +171,22 @@ def test_a_life_that_is_over_answers_what_somebody_waits_for() -> None:
     assert doors.counts() == {"early_frames": 0, "ended_rooms": 0}
 
 
+def test_decode_keeps_nothing_and_tells_only_who_says_hello_that_the_life_is_over() -> None:
+    doors = Doors(4, "decode")
+    late = Address("room 1", "prefill:1", "decode:9")
+    for kind in KINDS:
+        assert doors.knock(kind, late) == (("abort",) if kind == "hello" else ())
+    assert doors.counts() == {"early_frames": 0, "ended_rooms": 0}
+    assert set(READS["prefill"]) >= {"abort"}
+
+
+def test_terms_are_compared_once() -> None:
+    """A repeated hello may name weights that have changed since."""
+    for role in ROLES:
+        compared = {s for s in CHARTS[role].by_name if protocol.compares_terms(s)}
+        assert compared == {"meeting"}
+
+
 def test_a_request_that_ends_at_the_door_answers_who_had_knocked() -> None:
     assert protocol.on_refused("hello", "reject") == ("reject",)
     assert protocol.on_refused("hello", "abort") == ("abort",)
