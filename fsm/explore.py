@@ -326,7 +326,7 @@ class Explorer:
     def _stuck(
         self, total: int, resting: list[int], edges: "array[int]", offsets: "array[int]"
     ) -> int | None:
-        """The first state that cannot come to rest by fair steps.
+        """The first state that cannot come to rest by steps that are sure to come.
 
         Backward reachability, without the edges turned round: most steps lead to a later state, so
         one pass from the last state to the first settles nearly everything."""
@@ -348,7 +348,9 @@ class Explorer:
             if not left:
                 return None
             if len(left) == len(waiting):
-                return left[-1]
+                # The first in which nothing can happen says more than the first that leads there.
+                dead = (n for n in reversed(left) if offsets[n] == offsets[n + 1])
+                return next(dead, left[-1])
             waiting = left
 
     def _seen(self, order: list[int]) -> set[Request]:

@@ -13,9 +13,9 @@ FAULT: Final[Cost] = 1
 ABORT: Final[Cost] = 2
 DEADLINE: Final[Cost] = 3
 REBUILD: Final[Cost] = 4
-OPERATOR: Final[Cost] = 5
-"""What a step costs: nothing (and then fairness may count on it), one unit of a budget, or an
-operator's command, which is free and cannot be counted on."""
+UNSURE: Final[Cost] = 5
+"""What a step costs: nothing (and then progress may count on it), one unit of a budget, or nothing
+but without being sure to come: an operator's command, a refusal, a retraction, a stop string."""
 
 
 class Budget(NamedTuple):

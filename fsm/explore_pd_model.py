@@ -4,7 +4,7 @@ of a node, claims and rest. What a step is made of is in :mod:`fsm.explore_pd_st
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from fsm.explore_base import FAULT, FREE, OPERATOR, REBUILD, Cost, Hit, Step
+from fsm.explore_base import FAULT, FREE, REBUILD, UNSURE, Cost, Hit, Step
 from fsm.explore_pd import (
     ABSENT,
     DEAD,
@@ -150,7 +150,7 @@ class PairModel:
             allowed, fault = self._flush(environment, request, role)
             if allowed and fault:
                 label = f"{role} flushes"
-                steps.append(Step(label, OPERATOR, 0, environment, request, False, fault))
+                steps.append(Step(label, UNSURE, 0, environment, request, False, fault))
         return steps
 
     def _of(self, world: World, core: int, leg: int, current: bool) -> list[Part]:
@@ -234,9 +234,9 @@ class PairModel:
             return [*events, ("decode pauses", REBUILD, world._replace(paused=True))]
         events.append(("decode continues", FREE, world._replace(paused=False)))
         if not world.decode_weights:
-            events.append(("decode changes weights", OPERATOR, world._replace(decode_weights=1)))
+            events.append(("decode changes weights", UNSURE, world._replace(decode_weights=1)))
         if not world.prefill_weights:
-            events.append(("prefill changes weights", OPERATOR, world._replace(prefill_weights=1)))
+            events.append(("prefill changes weights", UNSURE, world._replace(prefill_weights=1)))
         return events
 
     def hit(self, label: str, environment: World, request: Key) -> Hit | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
 
-from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, Cost
+from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, UNSURE, Cost
 from fsm.explore_pd import (
     ABSENT,
     BUSY,
@@ -69,7 +69,7 @@ def _decode_options(setting: Setting, world: World, core: Core) -> Iterator[Opti
         else:
             needs = setting.needs("decode", chart.initial, "enqueue")
             yield "decode: arrives, enqueue", FREE, needs, False, partial(_decode_intake, "enqueue")
-            yield "decode: arrives, reject", FREE, 0, False, partial(_decode_intake, "reject")
+            yield "decode: arrives, reject", UNSURE, 0, False, partial(_decode_intake, "reject")
         return
     if core.launched:
         results: tuple[Message, ...] = ("token_committed", "last_token_committed", "step_failed")
@@ -84,17 +84,18 @@ def _decode_options(setting: Setting, world: World, core: Core) -> Iterator[Opti
     for event in ("enqueue", "reject", "grant"):
         if (state, event) in chart.table:
             needs = setting.needs("decode", state, event)
-            yield f"decode: {event}", FREE, needs, False, partial(_move_decode, event)
+            cost = UNSURE if event == "reject" else FREE
+            yield f"decode: {event}", cost, needs, False, partial(_move_decode, event)
     if state == "decoding":
         if not world.paused and core.launched < setting.depth:
             yield "decode: a step is launched", FREE, 0, False, _decode_launches
         needs = setting.needs("decode", state, "retract")
-        yield "decode: retract", FREE, needs, False, partial(_decode_copies, "retract")
+        yield "decode: retract", UNSURE, needs, False, partial(_decode_copies, "retract")
     if state == "retracted" and not world.paused:
         needs = setting.needs("decode", state, "readmit")
         yield "decode: readmit", FREE, needs, False, partial(_decode_copies, "readmit")
     if state in HANDED_OVER or (core.emitted and chart.is_live(state)):
-        yield "decode: stop_matched", FREE, 0, False, partial(_to_decode, "stop_matched")
+        yield "decode: stop_matched", UNSURE, 0, False, partial(_to_decode, "stop_matched")
     if chart.is_live(state):
         yield "decode: client aborts", ABORT, 0, False, _decode_client
         if _decode_fires(design, core, "expired"):
@@ -139,7 +140,7 @@ def _prefill_options(setting: Setting, leg: Leg) -> Iterator[Option]:
                 False,
                 partial(_prefill_intake, "enqueue"),
             )
-            yield "prefill: arrives, reject", FREE, 0, False, partial(_prefill_intake, "reject")
+            yield "prefill: arrives, reject", UNSURE, 0, False, partial(_prefill_intake, "reject")
         return
     if leg.launched:
         results: list[Message] = ["chunk_committed", "step_failed"]
@@ -153,7 +154,7 @@ def _prefill_options(setting: Setting, leg: Leg) -> Iterator[Option]:
     if state == "arrived":
         needs = setting.needs("prefill", state, "enqueue")
         yield "prefill: enqueue", FREE, needs, False, partial(_prefill_enters, "enqueue")
-        yield "prefill: reject", FREE, 0, False, partial(_prefill_enters, "reject")
+        yield "prefill: reject", UNSURE, 0, False, partial(_prefill_enters, "reject")
     if (state, "admit") in chart.table:
         needs = setting.needs("prefill", state, "admit")
         yield "prefill: admit", FREE, needs, False, _prefill_admits

@@ -2,15 +2,17 @@
 
 One request is a life, its launched steps, its operation at the store, and how often it has
 answered. Who is admitted, retracted or readmitted is free choice; there is one row and one unit of
-pages, so that two requests contend."""
+pages, so that two requests contend. A pause that drops KV, and a change of weights while paused,
+hit the whole node."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+from fsm import protocol
 from fsm.chart import Chart
 from fsm.decide import TABLES
-from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, Cost, Hit, Step
+from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, REBUILD, UNSURE, Cost, Hit, Step
 from fsm.rules import Facts, Message, Table
 from fsm.unified import UNIFIED
 
@@ -24,6 +26,16 @@ class Life(NamedTuple):
     loading: bool = False
     """An operation at the store has not come back."""
     answers: int = 0
+    weights: int = 0
+    """Those that its KV was computed under."""
+
+
+class World(NamedTuple):
+    """What the whole node is in."""
+
+    paused: bool = False
+    """Generation is paused, and KV is dropped."""
+    weights: int = 0
 
 
 class Broken(Exception):  # noqa: N818 - the model has found what it looks for
@@ -33,15 +45,19 @@ class Broken(Exception):  # noqa: N818 - the model has found what it looks for
 class Draft:
     """A request in the middle of a step."""
 
-    def __init__(self, chart: Chart, table: Table, life: Life) -> None:
-        self.chart, self.table = chart, table
-        self.place, self.launched, self.loading, self.answers = life
+    def __init__(self, chart: Chart, table: Table, world: World, life: Life) -> None:
+        self.chart, self.table, self.world = chart, table, world
+        self.place, self.launched, self.loading, self.answers, self.weights = life
 
     def move(self, event: str, cause: Message | None = None) -> None:
         edge = self.chart.table[self.place, event]
         before, after = self.chart.holds[edge.source], self.chart.holds[edge.target]
         if cause is not None and (after - before) & set(POOLS):
             raise Broken(f"{cause} takes memory, which may not be there")
+        if edge.pages == "cache" and self.weights != self.world.weights:
+            raise Broken("pages go to the prefix cache that were computed under other weights")
+        if "pages" in after - before:
+            self.weights = self.world.weights
         self.answers += "frontend_records" in before - after
         self.place = edge.target
 
@@ -53,15 +69,25 @@ class Draft:
             self.move(decision.event, message)
 
     def settle(self) -> None:
-        """At the end of a turn, *quiet* is delivered to a life that waits for it."""
-        while self.place in self.chart.holds and not self.launched:
-            facts = Facts()
-            if self.table[self.place, "quiet", facts].effect != "fire":
+        """Deliver what is due at the end of a turn, until nothing is."""
+        while self.place in self.chart.holds:
+            message = self._due()
+            if message is None or self.table[self.place, message, Facts()].effect != "fire":
                 return
-            self.tell("quiet")
+            self.tell(message)
+
+    def _due(self) -> Message | None:
+        if not self.launched and self.chart.table.get((self.place, "quiesce")):
+            return "quiet"
+        if self.world.paused and (self.place, "hold") in self.chart.table:
+            return "paused"
+        if not self.world.paused and (self.place, "resume") in self.chart.table:
+            return "continued"
+        return None
 
     def frozen(self) -> Life:
-        return Life(self.place, self.launched, self.loading, self.answers)
+        weights = self.weights if "pages" in self.chart.holds.get(self.place, ()) else 0
+        return Life(self.place, self.launched, self.loading, self.answers, weights)
 
 
 Action: TypeAlias = Callable[[Draft], None]
@@ -73,30 +99,41 @@ class UnifiedModel:
 
     name = "unified"
 
-    def __init__(self, chart: Chart = UNIFIED, table: Table | None = None, depth: int = 2) -> None:
+    def __init__(
+        self,
+        chart: Chart = UNIFIED,
+        table: Table | None = None,
+        depth: int = 2,
+        may_flush: Callable[..., bool] = protocol.may_flush,
+    ) -> None:
         """``depth``: steps launched at a time, 1 or 2."""
+        self.may_flush: Final = may_flush
         self.chart: Final = chart
         self.table: Final = TABLES["unified"] if table is None else table
         self.depth: Final = depth
 
-    def begin(self) -> tuple[None, Life]:
-        return None, Life()
+    def begin(self) -> tuple[World, Life]:
+        return World(), Life()
 
-    def steps(self, environment: None, request: Life) -> list[Step]:
+    def steps(self, environment: World, request: Life) -> list[Step]:
         steps = []
-        for label, cost, needs, action in self._options(request):
-            draft, violation = Draft(self.chart, self.table, request), ""
-            try:
-                action(draft)
-                draft.settle()
-            except Broken as error:
-                violation = str(error)
-            life = draft.frozen()
-            violation = violation or self._broken(life)
-            steps.append(Step(label, cost, needs, None, life, violation=violation))
+        for label, cost, needs, action in self._options(environment, request):
+            life, violation = self._taken(environment, request, action)
+            steps.append(Step(label, cost, needs, environment, life, violation=violation))
         return steps
 
-    def _options(self, life: Life) -> Iterator[Option]:
+    def _taken(self, world: World, life: Life, action: "Action | None") -> tuple[Life, str]:
+        draft, violation = Draft(self.chart, self.table, world, life), ""
+        try:
+            if action is not None:
+                action(draft)
+            draft.settle()
+        except Broken as error:
+            violation = str(error)
+        after = draft.frozen()
+        return after, violation or self._broken(after)
+
+    def _options(self, world: World, life: Life) -> Iterator[Option]:
         state, chart = life.state, self.chart
         if state == ABSENT:
             yield "arrives", FREE, 0, _arrive
@@ -113,13 +150,15 @@ class UnifiedModel:
                 yield result, cost, 0, partial(_commit, result)
         for event in ("enqueue", "prefetch", "reject", "admit", "readmit", "retract"):
             edge = chart.table.get((state, event))
-            if edge is not None:
+            if edge is not None and not (world.paused and event in ("admit", "readmit")):
                 takes = chart.holds[edge.target] - chart.holds[edge.source]
-                yield event, FREE, _bits(takes), partial(_policy, event)
-        if state in ("prefilling", "decoding") and life.launched < self.depth:
+                cost = UNSURE if event in ("reject", "retract") else FREE
+                yield event, cost, _bits(takes), partial(_policy, event)
+        computes = state in ("prefilling", "decoding") and not world.paused
+        if computes and life.launched < self.depth:
             yield "a step is launched", FREE, 0, _launch
-        if state in ("retracted", "prefilling", "decoding", "retracting"):
-            yield "stop_matched", FREE, 0, partial(_message, "stop_matched")
+        if state in ("retracted", "prefilling", "decoding", "retracting", "holding", "held"):
+            yield "stop_matched", UNSURE, 0, partial(_message, "stop_matched")
         if chart.is_live(state):
             yield "client aborts", ABORT, 0, _abort
             if self.table[state, "expired", Facts(launched=life.launched > 0)].effect == "fire":
@@ -141,17 +180,40 @@ class UnifiedModel:
     def claims(self, request: Life) -> int:
         return _bits(self.chart.holds.get(request.state, frozenset()))
 
-    def events(self, environment: None) -> list[tuple[str, Cost, None]]:
-        return []
+    def events(self, environment: World) -> list[tuple[str, Cost, World]]:
+        world = environment
+        if "held" not in self.chart.by_name:
+            return []
+        if not world.paused:
+            return [("pauses", REBUILD, world._replace(paused=True))]
+        events = [("continues", FREE, world._replace(paused=False))]
+        if not world.weights:
+            events.append(("changes weights", UNSURE, world._replace(weights=1)))
+        return events
 
-    def hit(self, label: str, environment: None, request: Life) -> Hit | None:
-        raise ValueError(label)
+    def hit(self, label: str, environment: World, request: Life) -> Hit | None:
+        world = environment
+        if label == "pauses":
+            if self.at_rest(environment, request):
+                return None  # whatever follows is a run of the other request alone
+            world = world._replace(paused=True)
+        elif label == "continues":
+            world = world._replace(paused=False)
+        else:
+            states = [request.state] if request.state in self.chart.holds else []
+            if not self.may_flush(self.chart, states, world.paused):
+                return None
+            world = world._replace(weights=1)
+        return Hit(*self._taken(world, request, None))
 
-    def at_rest(self, environment: None, request: Life) -> bool:
-        return request.state == "done" and not request.loading
+    def at_rest(self, environment: World, request: Life) -> bool:
+        return request.state == "done" and not request.loading and not environment.paused
 
-    def describe(self, environment: None, requests: Sequence[Life]) -> str:
-        return " ‖ ".join(_describe(life) for life in requests)
+    def describe(self, environment: World, requests: Sequence[Life]) -> str:
+        text = " ‖ ".join(_describe(life) for life in requests)
+        notes = ["paused"] if environment.paused else []
+        notes += [f"weights W{environment.weights}"] if environment.weights else []
+        return text + (f"   [{', '.join(notes)}]" if notes else "")
 
 
 def _bits(resources: frozenset[str] | frozenset[object]) -> int:
@@ -180,6 +242,8 @@ def _loaded(message: Message, draft: Draft) -> None:
 
 def _launch(draft: Draft) -> None:
     draft.launched += 1
+    if draft.weights != draft.world.weights:
+        raise Broken("KV is used that was computed under other weights")
 
 
 def _commit(message: Message, draft: Draft) -> None:

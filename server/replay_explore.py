@@ -60,7 +60,7 @@ class Run:
 
 
 LONG: Final[tuple[Run, ...]] = (
-    Run("unified", 2, Budget(2, 2, 2), depth=2),
+    Run("unified", 2, Budget(2, 2, 2, 2), depth=2),
     Run("pd", 1, Budget(2, 2, 2), intake_steps=True),
     Run("pd", 2, Budget(1, 1, 1)),
     Run("pd", 2, Budget(1, 1, 1), depth=2),
@@ -139,7 +139,7 @@ def _runs(options: argparse.Namespace) -> Sequence[Run]:
     budget = Budget(options.faults, options.aborts, options.deadlines, options.rebuilds)
     runs = []
     if options.what in ("unified", "all"):
-        runs.append(Run("unified", options.requests, budget._replace(rebuilds=0), options.depth))
+        runs.append(Run("unified", options.requests, budget, options.depth))
     if options.what in ("pd", "all"):
         runs.append(Run("pd", options.requests, budget, options.depth, contended=not options.ample))
     return runs

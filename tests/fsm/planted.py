@@ -152,7 +152,7 @@ PLANTED = (
         _design(due=_due_without("stopping")),
         Budget(),
         "never come to rest",
-        13,
+        14,
     ),
     Planted(
         "an end in retracting drops host pages under the copy",
@@ -242,7 +242,7 @@ PLANTED = (
         ),
         A1,
         "never come to rest",
-        2,
+        3,
     ),
     Planted(
         "a metadata slot is reused before it is cleared",
@@ -377,7 +377,7 @@ PLANTED = (
         _design(prefill_table=ruled("prefill", "meeting", "peer_grant", DROP)),
         Budget(),
         "never come to rest",
-        2,
+        6,
     ),
     Planted(
         "a grant of the peer takes a row",

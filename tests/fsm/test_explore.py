@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fsm import protocol
 from fsm.chart import Chart
 from fsm.decide import TABLES
 from fsm.explore import Explorer
@@ -118,7 +119,9 @@ def test_a_state_that_cannot_come_to_rest_is_found() -> None:
     result = Explorer(Walk(trap=2), 1, Budget(faults=1)).run()
     assert result.violation is not None
     assert "never come to rest" in result.violation.what
-    assert len(result.violation.steps) == 0, "already the first state leads nowhere else"
+    assert [step.after for step in result.violation.steps] == ["day [1]", "day [2]"], (
+        "the first state in which nothing can happen, not the first that leads there"
+    )
 
 
 def test_a_repair_is_a_violation_only_without_a_fault() -> None:
@@ -249,6 +252,13 @@ def leading(source: str, event: str, **changes: Any) -> Chart:
     return Unchecked(UNIFIED.name, UNIFIED.initial, UNIFIED.states, edges)
 
 
+def ignoring(*ignored: str) -> Any:
+    def may_flush(chart: Chart, states: Any, paused: bool) -> bool:
+        return protocol.may_flush(chart, [s for s in states if s not in ignored], paused)
+
+    return may_flush
+
+
 UNIFIED_BUGS = {
     "abort_releases_at_once": (
         UnifiedModel(leading("decoding", "abort", target="done", pages="cache")),
@@ -270,6 +280,26 @@ UNIFIED_BUGS = {
         "never come to rest",
         4,
     ),
+    "abort_lost_while_held": (
+        UnifiedModel(table=ruled("held", "abort", Decision("keep"))),
+        "aborted, but still held",
+        5,
+    ),
+    "held_at_once_under_a_launched_step": (
+        UnifiedModel(leading("decoding", "hold", target="held", pages="discard")),
+        "touches pages that were released in held",
+        7,
+    ),
+    "held_for_ever": (
+        UnifiedModel(table=ruled("held", "continued", Decision("keep"))),
+        "never come to rest",
+        5,
+    ),
+    "weights_change_under_a_victim": (
+        UnifiedModel(may_flush=ignoring("retracting", "holding", "stopping")),
+        "pages go to the prefix cache that were computed under other weights",
+        7,
+    ),
     "a_late_load_admits": (
         UnifiedModel(
             leading("prefetching", "loaded", target="prefilling"),
@@ -283,7 +313,7 @@ UNIFIED_BUGS = {
 @pytest.mark.parametrize("name", UNIFIED_BUGS)
 def test_a_bug_planted_in_a_unified_node_is_found(name: str) -> None:
     model, says, length = UNIFIED_BUGS[name]
-    violation = Explorer(model, 1, Budget(1, 1, 1)).run().violation
+    violation = Explorer(model, 1, Budget(1, 1, 1, 1)).run().violation
     assert violation is not None
     assert says in violation.what
     assert len(violation.steps) == length, f"\n{violation}"
@@ -302,7 +332,7 @@ def clean(model: Any, requests: int, budget: Budget) -> Result:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("requests", [1, 2])
 def test_unified_nodes_with_two_of_everything(requests: int, depth: int) -> None:
-    clean(UnifiedModel(depth=depth), requests, Budget(2, 2, 2))
+    clean(UnifiedModel(depth=depth), requests, Budget(2, 2, 2, 2))
 
 
 def test_a_pair_with_arrivals_that_are_not_atomic() -> None:
@@ -317,6 +347,12 @@ def test_a_pair_at_depth_two() -> None:
 @pytest.mark.timeout(300)
 def test_two_requests_with_a_fault_an_abort_and_a_deadline() -> None:
     assert clean(PairModel(), 2, Budget(1, 1, 1)).states > 50_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_requests_with_a_fault_and_a_rebuild() -> None:
+    assert clean(PairModel(), 2, Budget(1, 0, 0, 1)).states > 100_000
 
 
 @pytest.mark.slow
