@@ -19,6 +19,9 @@ class Pairing:
     """Why this side ended before the hand-over, for the peer."""
     status: int | None = None
 
+    knocked_again: bool = False
+    """The peer's door was found closed before the two had met, and hello was said once more."""
+
     # Prefill: the transfer.
     target: array[int] = field(default_factory=lambda: array("q"))
     """The peer's pages, in token order."""

@@ -30,8 +30,13 @@ class Life:
 class Book:
     """All lines of one node, and the lives they tell of."""
 
-    def __init__(self, chart: Chart) -> None:
+    def __init__(
+        self, chart: Chart, node: str = "", log: list[tuple["Book", Line]] | None = None
+    ) -> None:
+        """``log`` is shared by the nodes of a cluster: their lines in the order of writing."""
         self.chart: Final = chart
+        self.node: Final = node
+        self._log = log
         self.lines: list[Line] = []
         self.lives: dict[str, Life] = {}
         self.faults: list[str] = []
@@ -43,6 +48,8 @@ class Book:
     def write(self, line: Line) -> None:
         """The sink of the node's tracer."""
         self.lines.append(line)
+        if self._log is not None:
+            self._log.append((self, line))
         if isinstance(line, SubmitLine):
             member = MEMBER_SUFFIX.search(line.rid)
             name = (self.submission or line.rid) + (member[0] if member else "")
@@ -61,7 +68,9 @@ class Book:
     def of(self, name: str) -> list[Life]:
         """The lives of a submission, or the one of a member, in order of arrival."""
         return [
-            life for life in self.lives.values() if name in (life.name, life.name.partition("#")[0])
+            life
+            for life in self.lives.values()
+            if name in (life.name, life.name.partition("#")[0], life.name.partition("@")[0])
         ]
 
     @property

@@ -5,8 +5,50 @@ They read pools, the device's queue, the trace book and what clients were shown.
 """
 
 from engine.batch import Batch, PageExport
+from engine.sim.deployment import Cluster
 from engine.sim.node import SimNode
+from engine.sim.paired_node import DecodeNode, PairedNode, PrefillNode
+from fsm.joint import shown
 from fsm.ledger import CACHE
+
+
+def cluster_faults(cluster: Cluster) -> list[str]:
+    """Everything that is wrong anywhere, as far as anything has happened there."""
+    faults: list[str] = []
+    for name, node in cluster.nodes.items():
+        if node.touched:
+            node.touched = False
+            found = faults_of(node)
+            faults += found if cluster.single else [f"{name}: {each}" for each in found]
+    for name, router in cluster.routers.items():
+        faults += [f"{name}: {each}" for each in router.faults()]
+    return faults + _joint_faults(cluster)
+
+
+def _joint_faults(cluster: Cluster) -> list[str]:
+    """Two lives that share a room are in states that may coexist (:mod:`fsm.joint`)."""
+    prefills = [node for node in cluster.nodes.values() if isinstance(node, PrefillNode)]
+    decodes = [node for node in cluster.nodes.values() if isinstance(node, DecodeNode)]
+    faults = []
+    for decode in decodes:
+        theirs = _by_room(decode)
+        for prefill in prefills:
+            for room, (life, state) in _by_room(prefill).items():
+                if room not in theirs:
+                    continue
+                peer, where = theirs[room]
+                pair = (state, where)
+                if pair not in shown():
+                    faults.append(f"{life} is {state} while {peer} is {where} (joint table)")
+    return faults
+
+
+def _by_room(node: PairedNode) -> dict[str, tuple[str, str]]:
+    return {
+        request.pairing.room: (request.life, request.state)
+        for request in node.scheduler.roster.lives.values()
+        if request.pairing is not None and not node.dead
+    }
 
 
 def faults_of(node: SimNode) -> list[str]:

@@ -34,7 +34,11 @@ from transport.messages import (
 Post = Callable[[ToEngine, str], None]
 """Sends a message to the node, with the name of the submission that it is about."""
 
+Watch = Callable[["Submission"], None]
+"""Is told whenever what a client was shown has changed."""
+
 GONE: Final = "the client went away"
+LOST: Final = "the connection to the server was lost"
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class View:
     search: StopSearch
     answered_us: int | None = None
     seen_at_answer: int = 0
+    weights: list[str] = field(default_factory=list)
+    """The weights that each token was computed under."""
 
     @property
     def tokens(self) -> list[int]:
@@ -68,6 +74,9 @@ class Submission:
     views: list[View] = field(default_factory=list)
     refused: Finish | None = None
     """The front end's own refusal: the engine never heard of it."""
+    watch: Watch | None = None
+    waits: bool = False
+    """For the last request of its rid to settle; the engine has not heard of it."""
 
     @property
     def rid(self) -> str:
@@ -93,37 +102,64 @@ class Submission:
 
 
 class Clients:
-    """Every client of one node, and their front end."""
+    """Every client of one node, and their front end. ``matches``: it looks for stop strings."""
 
-    def __init__(self, world: World, post: Post, detok_us: int) -> None:
-        self.table: Final = FrontendTable()
+    def __init__(self, world: World, detok_us: int, matches: bool = True) -> None:
+        self.table = FrontendTable()
         self.submissions: Final[dict[str, Submission]] = {}
         self.replies: list[object] = []
         """Answers to what was asked, newest last."""
         self.faults: list[str] = []
         self.last_answer_us = 0
         self._world = world
-        self._post = post
         self._detok_us = detok_us
+        self._matches = matches
         self._views: dict[Member, View] = {}
+        self._touched: list[View] = []
+        """Views that may have changed since the last check."""
         self._last_words: set[str] = set()
         self._session_began: dict[str, int] = {}
+
+    def attach(self, post: Post) -> None:
+        """Messages go to this process from now on."""
+        self._post = post
+
+    def connection_lost(self) -> None:
+        """The process is gone: whoever waits for an answer gets an error instead."""
+        for record in self.table:
+            record.end(Finish("error", message=LOST, status=503))
+            self._notice(record)
+        self.table = FrontendTable()
+        self._last_words.clear()
+        for submission in list(self.submissions.values()):
+            if submission.waits:
+                self._refuse(submission, Finish("error", message=LOST, status=503))
+            elif submission.watch is not None:
+                submission.watch(submission)
 
     def open_session(self, session: str) -> None:
         """A session of this name begins, empty: earlier turns are of another one."""
         self._session_began[session] = len(self.submissions)
 
-    def submit(self, name: str, message: Submit, stops: tuple[bytes, ...]) -> None:
-        submission = Submission(name, message, stops, self._turns(message.session))
+    def submit(
+        self, name: str, message: Submit, stops: tuple[bytes, ...], watch: Watch | None = None
+    ) -> Submission:
+        submission = Submission(name, message, stops, self._turns(message.session), watch=watch)
         self.submissions[name] = submission
         self._open(submission)
+        return submission
 
     def abort(self, rids: tuple[str, ...], everything: bool) -> None:
         self._post(Abort(rids=rids, all=everything, query=1), "")
 
     def disconnect(self, name: str) -> None:
         """The client closes its connection: its record ends, and the engine is told."""
-        record = self.table.get(self.submissions[name].rid)
+        submission = self.submissions[name]
+        submission.watch = None
+        if submission.waits:
+            self._refuse(submission, Finish("abort", message=GONE))
+            return
+        record = self.table.get(submission.rid)
         if record is None or record.answered:
             return
         record.end(Finish("abort", message=GONE))
@@ -132,14 +168,15 @@ class Clients:
             self._post(Abort(rids=(record.rid,), cause="disconnect"), "")
         self.table.retire_if_settled(record)
 
-    def receive(self, frame: FromEngine) -> None:
-        """A frame of the engine has arrived."""
+    def receive(self, frame: FromEngine, weights: str | list[str] = "") -> None:
+        """A frame of the engine has arrived; ``weights`` are those it computed under (of each
+        token, in a list)."""
         if isinstance(frame, Reply):
             self.replies.append(frame.data)
         elif isinstance(frame, Outputs):
             for output in frame.outputs:
                 self._check_order(output)
-            self._world.after(self._detok_us, lambda: self._look(frame.outputs))
+            self._world.after(self._detok_us, lambda: self._look(frame.outputs, weights))
 
     @property
     def open(self) -> list[Submission]:
@@ -153,7 +190,8 @@ class Clients:
     def check(self) -> list[str]:
         """Faults in what clients were told: a terminal that changed, or tokens after it."""
         faults, self.faults = self.faults, []
-        for view in self._views.values():
+        touched, self._touched = self._touched, []
+        for view in touched:
             if view.answered_us is not None and len(view.tokens) != view.seen_at_answer:
                 faults.append(f"{view.name} was shown tokens after its answer")
         return faults
@@ -163,22 +201,47 @@ class Clients:
         try:
             record = self.table.open(message.rid, message.n)
         except StillSettling as settling:
-            settling.record.when_settled(lambda: self._open(submission))
+            submission.waits = True
+            settling.record.when_settled(lambda: self._reopen(submission))
             return
         except (DuplicateRid, ReservedRid) as error:
-            submission.refused = Finish("abort", message=str(error), status=400)
-            self.last_answer_us = self._world.now_us
+            if message.room and self._superseded(submission):
+                self._open(submission)
+                return
+            self._refuse(submission, Finish("abort", message=str(error), status=400))
             return
         for index, member in enumerate(record.members):
             name = submission.name if message.n == 1 else f"{submission.name}#{index}"
-            search = StopSearch(submission.stops, message.sampling.min_new_tokens)
+            stops = submission.stops if self._matches else ()
+            search = StopSearch(stops, message.sampling.min_new_tokens)
             view = View(name, member, search)
             submission.views.append(view)
             self._views[member] = view
             self._last_words.discard(member.rid)
         self._last_words.discard(message.rid)
         record.submitted = True
-        self._post(message, submission.name)
+        self._post(message, submission.name.partition("~")[0])
+
+    def _superseded(self, submission: Submission) -> bool:
+        """A live rid that comes again in another room is a router's retry: the old one ends."""
+        for old in list(self.submissions.values()):
+            same = old is not submission and old.rid == submission.rid and not old.answered
+            if same and old.message.room != submission.message.room:
+                self.disconnect(old.name)
+                return True
+        return False
+
+    def _reopen(self, submission: Submission) -> None:
+        if submission.waits:
+            submission.waits = False
+            self._open(submission)
+
+    def _refuse(self, submission: Submission, finish: Finish) -> None:
+        """The front end's own answer."""
+        submission.waits, submission.refused = False, finish
+        self.last_answer_us = self._world.now_us
+        if submission.watch is not None:
+            submission.watch(submission)
 
     def _check_order(self, output: Output) -> None:
         """The engine's own stream has no token after its last word, and no gap."""
@@ -187,21 +250,26 @@ class Clients:
         if output.finish is not None:
             self._last_words.add(output.rid)
 
-    def _look(self, outputs: list[Output]) -> None:
+    def _look(self, outputs: list[Output], weights: str | list[str]) -> None:
         for output in outputs:
             for member in self.table.route(output):
                 view = self._views[member]
+                self._touched.append(view)
                 if member.terminal is None and output.index != len(member.tokens):
                     self.faults.append(
                         f"{view.name}: token {output.index} came where {len(member.tokens)} was due"
                     )
                 fresh = member.deliver(output)
+                view.weights += [weights] * len(fresh) if isinstance(weights, str) else weights
                 if member.terminal is None:
                     hit = view.search.push(fresh)
                     member.examine(len(member.tokens), hit)
                     self._tell_stop(view)
                 self._notice(member.record)
                 self.table.retire_if_settled(member.record)
+                submission = self._submission_of(view)
+                if submission.watch is not None:
+                    submission.watch(submission)
 
     def _tell_stop(self, view: View) -> None:
         member, end = view.member, view.member.terminal

@@ -3,10 +3,14 @@
 from typing import Final, cast
 
 from engine.config import EngineConfig
+from engine.sim.deployment import ClusterSettings
 from engine.sim.language import Command
+from engine.sim.network import Quality
 from engine.sim.node import NodeSettings
+from engine.sim.paired_node import PairSettings
 from engine.sim.render import Detail
 from engine.sim.runner import Costs
+from engine.sim.wire import WireCosts
 from engine.sim.world import US_PER_S
 
 DEFAULT_PAGES: Final = 64
@@ -14,20 +18,17 @@ DEFAULT_PAGES: Final = 64
 _NEEDS_STORE: Final = ("store_latency", "prefetch_timeout", "prefetches")
 
 
-def build(command: Command) -> tuple[NodeSettings, Detail]:
-    """The settings of the one unified node, and how much of its trace is shown.
+def build(command: Command) -> tuple[ClusterSettings, Detail]:
+    """The settings of every node of the cluster, and how much of its trace is shown.
 
-    ``metadata`` sizes the hand-over slots of prefill and decode nodes; a cluster without any has no
-    such slots, whatever the number.
+    ``metadata`` sizes the hand-over slots of decode nodes; a cluster without any has no such slots,
+    whatever the number.
     """
-    for role in ("prefill", "decode", "router"):
-        if command.integer(role, 0):
-            raise command.error(
-                f"{role}={command.integer(role, 0)}: only one unified node is simulated; "
-                "a file for more says 'requires pd' or 'requires router'"
-            )
-    if command.integer("unified", 1) != 1:
-        raise command.error("unified= is 1: one unified node is simulated")
+    counts = {role: command.integer(role, 0) for role in ("unified", "prefill", "decode")}
+    if not any(counts.values()):
+        counts["unified"] = 1
+    if bool(counts["prefill"]) != bool(counts["decode"]):
+        raise command.error("prefill= and decode= go together")
     has_store = command.string("store", "off") == "on"
     for option in _NEEDS_STORE:
         if option in command.options and not has_store:
@@ -63,15 +64,57 @@ def build(command: Command) -> tuple[NodeSettings, Detail]:
         command.integer("token", default.token_us),
         command.integer("copy", default.copy_us),
     )
-    settings = NodeSettings(
-        config,
-        command.integer("pages", DEFAULT_PAGES),
-        costs,
-        command.string("weights", "W1"),
-        command.integer("store_latency", 1_000) if has_store else None,
-        command.integer("detok", 0),
+    nodes = {}
+    for role, count in counts.items():
+        for index in range(count):
+            nodes[f"{role}-{index}"] = NodeSettings(
+                _of_role(command, role, config),
+                command.integer(f"{role}_pages", command.integer("pages", DEFAULT_PAGES)),
+                costs,
+                command.string("weights", "W1"),
+                command.integer("store_latency", 1_000) if has_store else None,
+                command.integer("detok", 0),
+            )
+    pair = PairSettings()
+    wire = pair.wire
+    settings = ClusterSettings(
+        nodes,
+        command.integer("router", 0),
+        PairSettings(
+            command.integer("metadata", pair.metadata),
+            command.integer("host_pages", pair.host_pages),
+            WireCosts(
+                command.integer("wire_latency", wire.latency_us),
+                command.integer("wire_page", wire.page_us),
+            ),
+            command.optional("meeting_timeout"),
+            command.optional("transfer_timeout"),
+            command.optional("held_timeout"),
+        ),
+        Quality(
+            command.integer("latency", Quality().latency_us),
+            command.integer("jitter", 0),
+            _chance(command, "loss"),
+            _chance(command, "duplication"),
+        ),
+        command.integer("retries", 0),
+        command.integer("seed", 0),
     )
     return settings, cast("Detail", command.string("trace", "full"))
+
+
+def _of_role(command: Command, role: str, config: EngineConfig) -> EngineConfig:
+    """What differs between roles: rows and page size may be given for one of them."""
+    rows = command.integer(f"{role}_rows", config.max_running_requests)
+    size = command.integer(f"{role}_page_size", config.page_size)
+    return config.model_copy(update={"max_running_requests": rows, "page_size": size})
+
+
+def _chance(command: Command, option: str) -> float:
+    value = command.options.get(option, 0.0)
+    if not isinstance(value, float) or not 0 <= value < 1:
+        raise command.error(f"{option}= is a chance: 0 or more, and less than 1")
+    return value
 
 
 def _seconds(command: Command, option: str) -> float | None:

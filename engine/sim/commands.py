@@ -4,10 +4,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from engine.sim.client import Clients
+from engine.sim.cluster_commands import FAULTS, wire_rule
 from engine.sim.drive import RUN_LIMIT_US, Fault
 from engine.sim.gates import GATES, Gate
 from engine.sim.language import Command
 from engine.sim.node import SimNode
+from engine.sim.paired_node import PrefillNode
 from engine.sim.submitting import submit
 from engine.sim.vocabulary import BadValue, Word, duration
 from engine.sim.world import US_PER_S
@@ -42,43 +45,51 @@ def run_until(run: "Run", command: Command) -> None:
 
 
 def _until_idle(run: "Run") -> None:
-    node = run.node
-    if not run.drive.until(lambda: node.idle, run.world.now_us + RUN_LIMIT_US):
-        held = [name for name, gate in node.gates.items() if gate.armed]
+    cluster = run.cluster
+    if not run.drive.until(lambda: cluster.idle, run.world.now_us + RUN_LIMIT_US):
+        held = [
+            name if cluster.single else f"{name} of {node.name}"
+            for node in cluster.nodes.values()
+            for name, gate in node.gates.items()
+            if gate.armed
+        ]
         hint = f" (held: {', '.join(held)})" if held else ""
-        raise Fault(f"the node never gets idle{hint}:\n  " + "\n  ".join(node.unrest()))
+        what = "node" if cluster.single else "cluster"
+        raise Fault(f"the {what} never gets idle{hint}:\n  " + "\n  ".join(cluster.unrest()))
 
 
 def _condition(run: "Run", command: Command) -> Callable[[], bool]:
-    """``RID PHASE``, ``RID state=S`` or ``RID tokens=N``; a phase passed through counts."""
-    if len(command.words) + len(command.options) != 3 or len(command.words) < 2:
-        raise command.error("write 'run until RID PHASE', '… state=S' or '… tokens=N'")
+    """``RID PHASE``, ``RID state=S [on=NODE]`` or ``RID tokens=N``; a phase passed through
+    counts."""
+    extra = "on" in command.options
+    if len(command.words) + len(command.options) - extra != 3 or len(command.words) < 2:
+        raise command.error("write 'run until RID PHASE', '… state=S [on=NODE]' or '… tokens=N'")
     name = command.words[1]
     if "tokens" in command.options:
         wanted = command.integer("tokens", 0)
         views = run.views(command, name)
         return lambda: all(view is not None and len(view.tokens) >= wanted for _, view in views)
-    chart = run.node.book.chart
-    if "state" in command.options:
-        wanted_states = {check_state(run, command, command.string("state"))}
-    else:
+    since = len(run.cluster.lines)
+    if "state" not in command.options:
         phase = check_phase(command, command.words[2])
-        wanted_states = {state.name for state in chart.states if state.phase == phase}
-    since = len(run.node.book.lines)
+        names = [
+            each.name if view is None else view.name for each, view in run.views(command, name)
+        ]
+        return lambda: all(run.phases.reached(each, {phase}, since) for each in names)
+    on = check_on(run, command)
+    state = check_state(run, command, command.string("state"), on)
     run.submissions(command, name.partition("#")[0])
 
     def reached() -> bool:
-        lives = run.lives(command, name)
-        if lives and all(life.where in wanted_states for life in lives):
+        lives = run.lives(command, name, on)
+        if lives and all(life.where == state for life in lives):
             return True
         passed = {
             line.life
-            for line in run.node.book.lines[since:]
-            if isinstance(line, MoveLine) and line.target in wanted_states
+            for _, line in run.cluster.lines[since:]
+            if isinstance(line, MoveLine) and line.target == state
         }
-        return bool(lives) and all(
-            life.where in wanted_states or life.life in passed for life in lives
-        )
+        return bool(lives) and all(life.where == state or life.life in passed for life in lives)
 
     return reached
 
@@ -89,16 +100,28 @@ def check_phase(command: Command, phase: str) -> str:
     return phase
 
 
-def check_state(run: "Run", command: Command, state: str) -> str:
-    known = run.node.book.chart.by_name
+def check_on(run: "Run", command: Command) -> str:
+    """The node that ``on=`` names; empty without it."""
+    on = command.string("on")
+    return run.check_node(command, on).name if on else ""
+
+
+def check_state(run: "Run", command: Command, state: str, on: str = "") -> str:
+    nodes = [run.cluster.nodes[on]] if on else run.cluster.nodes.values()
+    known = {name for node in nodes for name in node.chart.by_name}
     if state not in known:
         raise command.unknown("state", state, known)
     return state
 
 
 def _standing(run: "Run", name: str) -> str:
-    lives = [life for life in run.node.book.lives.values() if life.name.startswith(name)]
-    return ", ".join(f"{life.name} is {life.where}" for life in lives) or f"{name} has no life"
+    standing = [
+        f"{life.name} is {life.where}" + ("" if run.cluster.single else f" on {node.name}")
+        for node in run.cluster.nodes.values()
+        for life in node.book.lives.values()
+        if life.name.startswith(name)
+    ]
+    return ", ".join(standing) or f"{name} has no life"
 
 
 def step(run: "Run", command: Command) -> None:
@@ -142,15 +165,20 @@ def _gate(run: "Run", command: Command) -> tuple[Gate, SimNode]:
         if name == what:
             if name == "store" and node.store is None:
                 raise command.error("this cluster has no store (store=on)")
+            if name == "wire" and not isinstance(node, PrefillNode):
+                raise command.error("only a prefill node writes to a wire")
             return node.gates[name], node
     raise command.unknown("thing to hold", what, GATES)
 
 
 def fail(run: "Run", command: Command) -> None:
-    """The next steps raise, or the next reads of the store fail."""
+    """The next steps raise, the next reads of the store fail, or the next writes of a request."""
     what, where = command.words
-    node = run.check_node(command, where)
     count = command.integer("count", 1)
+    if what == "wire":
+        wire_rule(run, command, where, count, None)
+        return
+    node = run.check_node(command, where)
     if what == "step":
         node.runner.fail_steps.extend(["injected fault"] * count)
     elif what == "store":
@@ -158,40 +186,47 @@ def fail(run: "Run", command: Command) -> None:
             raise command.error("this cluster has no store (store=on)")
         node.store.fail_reads.extend(["injected fault"] * count)
     else:
-        raise command.unknown("thing to fail", what, ("step", "store"))
+        raise command.unknown("thing to fail", what, ("step", "store", "wire"))
 
 
 def abort(run: "Run", command: Command) -> None:
-    """Ask the engine to end requests by rid, whatever the front end knows of them."""
-    clients = run.node.clients
+    """Ask the engine (through the router, where there is one) to end requests by rid, whatever the
+    front end knows of them; ``at=`` asks one node."""
+    at = command.string("at")
+    clients = run.check_any(command, at).clients if at else None
     if command.words == ("all",):
-        clients.abort((), True)
+        (clients or run.entrance()).abort((), True)
         return
-    rids: list[str] = []
+    rids: dict[str, Clients] = {}
     for name in command.words:
         if "unseen" in command.flags:
-            rids.append(name)
-        elif "#" in name:
-            rids += [view.member.rid for _, view in run.views(command, name) if view is not None]
-        else:
-            rids += [each.rid for each in run.submissions(command, name)]
-    clients.abort(tuple(rids), False)
+            rids[name] = clients or run.entrance()
+            continue
+        for each, view in run.views(command, name):
+            rid = view.member.rid if view is not None and "#" in name else each.rid
+            rids[rid] = clients or run.clients_of(each)
+    for target in dict.fromkeys(rids.values()):
+        target.abort(tuple(rid for rid, where in rids.items() if where is target), False)
 
 
 def disconnect(run: "Run", command: Command) -> None:
     for name in command.words:
         for each in run.submissions(command, name):
-            run.node.clients.disconnect(each.name)
+            run.clients_of(each).disconnect(each.name)
 
 
 def retract(run: "Run", command: Command) -> None:
     """Force a retraction. Memory and priority take the same edge on a unified node."""
     name = command.words[0]
     for _, view in run.views(command, name):
-        done = view is not None and run.node.scheduler.retract(view.member.rid)
+        done = False
+        for node in run.cluster.nodes.values():
+            if view is not None and not done and not node.dead:
+                done = node.scheduler.retract(view.member.rid)
+                if done:
+                    node.wake()
         if not done and "maybe" not in command.flags:
             raise Fault(f"it is not on the device: {_standing(run, name)}")
-    run.node.wake()
 
 
 def exhaust(run: "Run", command: Command) -> None:
@@ -228,8 +263,9 @@ def drain(run: "Run", command: Command) -> None:
 def open_session(run: "Run", command: Command) -> None:
     name = _session(command)
     timeout = command.optional("timeout")
-    run.node.clients.open_session(name)
-    run.node.post(
+    node = run.check_node(command)
+    node.clients.open_session(name)
+    node.post(
         OpenSession(
             1,
             name,
@@ -240,7 +276,7 @@ def open_session(run: "Run", command: Command) -> None:
 
 
 def close_session(run: "Run", command: Command) -> None:
-    run.node.post(CloseSession(1, _session(command)))
+    run.check_node(command).post(CloseSession(1, _session(command)))
 
 
 def _session(command: Command) -> str:
@@ -267,4 +303,5 @@ COMMANDS: Final[dict[str, Handler]] = {
     "drain": drain,
     "open": open_session,
     "close": close_session,
+    **FAULTS,
 }

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from engine.sim.checks import faults_of
-from engine.sim.node import SimNode
+from engine.sim.checks import cluster_faults
+from engine.sim.deployment import Cluster
 from engine.sim.world import US_PER_S, World
 
 EVENT_LIMIT: Final = 2_000_000
@@ -19,11 +19,11 @@ class Fault(Exception):  # noqa: N818 - what a scenario finds
 
 
 class Drive:
-    """Advances one node's world."""
+    """Advances a cluster's world."""
 
-    def __init__(self, world: World, node: SimNode) -> None:
+    def __init__(self, world: World, cluster: Cluster) -> None:
         self.world: Final = world
-        self.node: Final = node
+        self.cluster: Final = cluster
 
     def settle(self) -> None:
         """Run everything that is due now."""
@@ -53,7 +53,7 @@ class Drive:
             self.world.step()
         except Exception as error:  # a crash of the engine is a finding, not the end of the run
             raise Fault(f"the engine failed: {summary(error)}") from error
-        faults = faults_of(self.node)
+        faults = cluster_faults(self.cluster)
         if faults:
             raise Fault("an invariant is broken:\n  " + "\n  ".join(faults))
 

@@ -4,13 +4,13 @@ An expectation looks; only ``within=`` and ``base`` let time pass. What it looks
 were shown, the trace, and the ledger.
 """
 
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engine.sim import node_expectations as node
+from engine.sim.book import Life
 from engine.sim.client import Submission, View
-from engine.sim.commands import check_phase, check_state
+from engine.sim.commands import check_on, check_phase, check_state
 from engine.sim.drive import Fault
 from engine.sim.language import Command
 from transport.messages import Finish
@@ -32,7 +32,7 @@ def expect(run: "Run", command: Command) -> None:
         if len(command.words) > 1:
             _golden(run, command, first)
     else:
-        known = [*FORMS, *run.node.clients.submissions]
+        known = [*FORMS, *run.cluster.submissions()]
         if first not in known and "*" not in first:
             raise command.unknown("expectation or request", first, known)
         raise command.error("what is expected? See docs/scenarios.md")
@@ -40,34 +40,37 @@ def expect(run: "Run", command: Command) -> None:
 
 def _request(run: "Run", command: Command, name: str) -> None:
     """``expect RID phase= state= finished= status= tokens= message= matched= [within=]``."""
-    wanted = {k: str(v) for k, v in command.options.items() if k != "within"}
+    wanted = {k: str(v) for k, v in command.options.items() if k not in ("within", "on")}
+    on = check_on(run, command)
+    if on and not {"state", "phase"} & wanted.keys():
+        raise command.error("on= says where a state or a phase is looked at")
     for key in wanted:
         if key not in _READERS:
             raise command.unknown("property of a request", key, _READERS)
     if "phase" in wanted:
         check_phase(command, wanted["phase"])
     if "state" in wanted:
-        check_state(run, command, wanted["state"])
+        check_state(run, command, wanted["state"], on)
     for kind in wanted.get("finished", "stop").split("|"):
         if kind not in FINISHES:
             raise command.unknown("way to finish", kind, FINISHES)
     pairs = run.views(command, name)
     if "within" in command.options:
         limit = run.acted_us + command.integer("within", 0)
-        run.drive.until(lambda: not _differences(run, pairs, wanted), limit)
-    differences = _differences(run, pairs, wanted)
+        run.drive.until(lambda: not _differences(run, pairs, wanted, on), limit)
+    differences = _differences(run, pairs, wanted, on)
     if differences:
         raise Fault("\n  ".join(differences))
 
 
 def _differences(
-    run: "Run", pairs: list[tuple[Submission, View | None]], wanted: dict[str, str]
+    run: "Run", pairs: list[tuple[Submission, View | None]], wanted: dict[str, str], on: str
 ) -> list[str]:
     out = []
     for submission, view in pairs:
         name = submission.name if view is None else view.name
         for key, value in wanted.items():
-            actual = _READERS[key](Seen(run, submission, view))
+            actual = _READERS[key](Seen(run, submission, view, on))
             if key == "message":
                 fits = actual is not None and value in actual
             else:
@@ -83,18 +86,20 @@ class Seen(NamedTuple):
     run: "Run"
     submission: Submission
     view: View | None
+    on: str = ""
+    """The node whose life is looked at; empty: the one that owns the outcome."""
 
     @property
     def finish(self) -> Finish | None:
         return self.submission.refused if self.view is None else self.view.finish
 
     @property
-    def where(self) -> str | None:
-        """The state of its newest life; a group that is refused has one life for all."""
-        book = self.run.node.book
-        lives = book.of(self.view.name) if self.view is not None else []
-        lives = lives or book.of(self.submission.name)
-        return lives[-1].where if lives else None
+    def life(self) -> Life | None:
+        """Its newest life; a group that is refused has one life for all."""
+        run, name = self.run, self.submission.name
+        lives = run.lives_of(self.view.name, self.on) if self.view is not None else []
+        lives = lives or run.lives_of(name, self.on)
+        return lives[-1] if lives else None
 
 
 def _finished(seen: Seen) -> str | None:
@@ -117,14 +122,21 @@ def _tokens(seen: Seen) -> str | None:
     return str(len(seen.view.tokens) if seen.view is not None else 0)
 
 
+def _state(seen: Seen) -> str | None:
+    return seen.life.where if seen.life is not None else None
+
+
 def _phase(seen: Seen) -> str | None:
-    where = seen.where
-    return seen.run.node.book.chart.phase(where) if where is not None else None
+    if seen.on:
+        chart = seen.run.cluster.nodes[seen.on].chart
+        return chart.phase(seen.life.where) if seen.life is not None else None
+    name = seen.submission.name if seen.view is None else seen.view.name
+    return seen.run.phases.now(name) or seen.run.phases.now(seen.submission.name)
 
 
 _READERS: Final[dict[str, Callable[[Seen], str | None]]] = {
     "phase": _phase,
-    "state": operator.attrgetter("where"),
+    "state": _state,
     "tokens": _tokens,
     "finished": _finished,
     "status": _status,
@@ -146,8 +158,12 @@ def _golden(run: "Run", command: Command, name: str) -> None:
         if not ended and not view.tokens:
             continue  # nothing was said; it may even be one that cannot run
         member = int(view.name.partition("#")[2]) if message.n > 1 else None
-        alone = run.golden.run(
-            submission.history + message.prompt, message.sampling, submission.stops, member
+        alone = run.golden.under(
+            submission.history + message.prompt,
+            message.sampling,
+            submission.stops,
+            member,
+            view.weights[: len(view.tokens)],
         )
         expected = list(alone.tokens)
         if not ended:
@@ -171,17 +187,22 @@ def _first_difference(actual: list[int], expected: list[int]) -> str:
 
 def _never(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect never RID phase=P|state=S``."""
-    if len(words) != 1 or len(command.options) != 1:
-        raise command.error("write 'expect never RID phase=P' or '… state=S'")
-    chart = run.node.book.chart
+    if len(words) != 1 or len({"phase", "state"} & command.options.keys()) != 1:
+        raise command.error("write 'expect never RID phase=P' or '… state=S [on=NODE]'")
+    name = words[0]
     if "phase" in command.options:
         phase = check_phase(command, command.string("phase"))
-        banned = {state.name for state in chart.states if state.phase == phase}
-    else:
-        banned = {check_state(run, command, command.string("state"))}
-    for life in run.lives(command, words[0]):
+        for each, view in run.views(command, name):
+            who = each.name if view is None else view.name
+            when = run.phases.since(who, phase)
+            if when is not None:
+                raise Fault(f"{who} was {phase} at {when * 1000:.3f} ms")
+        return
+    on = check_on(run, command)
+    banned = check_state(run, command, command.string("state"), on)
+    for life in run.lives(command, name, on):
         for move in life.moves:
-            if move.target in banned:
+            if move.target == banned:
                 raise Fault(f"{life.name} was {move.target} at {move.time * 1000:.3f} ms")
 
 
@@ -200,11 +221,14 @@ def _order(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     if len(words) < 3:
         raise command.error("write 'expect order EVENT RID RID…'")
     event, *names = words
-    if event not in run.node.book.chart.events:
-        raise command.unknown("event", event, run.node.book.chart.events)
+    on = check_on(run, command)
+    nodes = [run.cluster.nodes[on]] if on else run.cluster.nodes.values()
+    known = {known for node in nodes for known in node.chart.events}
+    if event not in known:
+        raise command.unknown("event", event, known)
     seen: list[tuple[int, str]] = []
     for name in names:
-        moves = [move for life in run.lives(command, name) for move in life.moves]
+        moves = [move for life in run.lives(command, name, on) for move in life.moves]
         times = [move.seq for move in moves if move.event == event]
         if not times:
             raise Fault(f"{event} never happened to {name}")
@@ -245,7 +269,7 @@ def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
             "logprobs": len(view.member.logprobs),
             "retractions": sum(
                 move.target == "retracted"
-                for life in run.node.book.of(view.name)
+                for life in run.lives_of(view.name)
                 for move in life.moves
             ),
             "cached": view.member.cached_tokens,
@@ -267,6 +291,7 @@ FORMS: Final[dict[str, Form]] = {
     "differ": _same,
     "base": node.base,
     "held": node.held,
+    "forwards": node.forwards,
     "ledger": node.ledger,
     "load": node.load,
     "logprobs": _counting("logprobs"),

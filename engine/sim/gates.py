@@ -2,13 +2,13 @@
 
 ``schedule`` is before a step is planned, ``step`` is between its launch and its end on the device,
 ``commit`` is between its end and its commit, and ``store`` is before an operation of the page store
-is over.
+is over. ``wire`` is before a write of a prefill node completes.
 """
 
 from typing import Final, Literal, TypeAlias
 
-GateName: TypeAlias = Literal["schedule", "step", "commit", "store"]
-GATES: Final[tuple[GateName, ...]] = ("schedule", "step", "commit", "store")
+GateName: TypeAlias = Literal["schedule", "step", "commit", "store", "wire"]
+GATES: Final[tuple[GateName, ...]] = ("schedule", "step", "commit", "store", "wire")
 
 
 class Gate:

@@ -1,16 +1,17 @@
-"""A unified node in virtual time: the production scheduler on a simulated device.
+"""A node in virtual time: the production scheduler on a simulated device.
 
 A *turn* of the node is the production loop's: messages, deadlines, what the store and the device
 have finished, commits in launch order, launches while there is room, and what clients are told. A
 turn runs whenever something arrived, at the virtual time at which it arrived.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from engine.batch import Batch, PageExport, PageImport, StepResult
 from engine.config import EngineConfig
+from engine.core import SchedulerCore
 from engine.hash_model import HashModel
 from engine.scheduler import ModelFacts, Scheduler
 from engine.sim.book import Book
@@ -18,8 +19,10 @@ from engine.sim.client import Clients
 from engine.sim.gates import GATES, Gate, GateName
 from engine.sim.runner import DEFAULT_COSTS, Costs, Done, SimRunner
 from engine.sim.store import VirtualStore
-from engine.sim.world import World
+from engine.sim.world import US_PER_S, World
+from fsm.chart import Chart
 from fsm.ledger import PoolCounts
+from fsm.trace import Line
 from fsm.unified import UNIFIED
 from transport.messages import (
     Abort,
@@ -49,33 +52,57 @@ class NodeSettings:
 
 
 class SimNode:
-    """``unified-0``: scheduler, device, store, and the clients that talk to it."""
+    """``unified-0``: scheduler, device, store, and the clients that talk to it.
 
-    def __init__(self, world: World, settings: NodeSettings, name: str = "unified-0") -> None:
+    It is one process: a restart is another one, with another ``boot_id``. ``clients`` are those of
+    the process before it, whose answers are remembered.
+    """
+
+    chart: ClassVar[Chart] = UNIFIED
+
+    def __init__(
+        self,
+        world: World,
+        settings: NodeSettings,
+        name: str = "unified-0",
+        boot_id: str = "boot",
+        clients: Clients | None = None,
+        log: list[tuple[Book, Line]] | None = None,
+    ) -> None:
         self.name: Final = name
+        self.boot_id: Final = boot_id
         self.settings: Final = settings
         self.world: Final = world
-        self.book: Final = Book(UNIFIED)
+        self.book: Final = Book(self.chart, name, log)
+        self.dead = False
+        """Killed: nothing happens here any more."""
+        self.frozen = False
+        """Stopped by a signal: what arrives piles up. Its device and its wire go on."""
+        self.touched = True
+        """Something has happened here since the last check."""
+        self.skew_us = 0
+        """How far its clock is ahead."""
+        self.forwards: Final[Counter[str]] = Counter()
+        """How many launched steps contained each life."""
         config = settings.config
         context = config.context_length or 8192
-        model = HashModel(settings.kv_pages, config.page_size, settings.weights, context)
-        self.runner: Final = SimRunner(world, model, settings.costs, self._done)
+        self.model: Final = HashModel(
+            settings.kv_pages, config.page_size, settings.weights, context
+        )
+        self.runner: Final = SimRunner(world, self.model, settings.costs, self._done)
         self.store: VirtualStore | None = None
         if settings.store_latency_us is not None:
             self.store = VirtualStore(world, settings.store_latency_us, self.wake)
-        self.scheduler: Final = Scheduler(
-            config,
+        self.scheduler: Final = self._build(
             ModelFacts(
-                model.vocab_size, model.context_length, model.eos_token_ids, model.weights_digest
-            ),
-            settings.kv_pages,
-            world.clock,
-            self,
-            self.store,
-            node=name,
-            trace=self.book.write,
+                self.model.vocab_size,
+                self.model.context_length,
+                self.model.eos_token_ids,
+                self.model.weights_digest,
+            )
         )
-        self.clients: Final = Clients(world, self.post, settings.detok_us)
+        self.clients: Final = clients or Clients(world, settings.detok_us)
+        self.clients.attach(self.post)
         self.gates: Final[dict[GateName, Gate]] = {name: Gate() for name in GATES}
         self.gates["step"] = self.runner.gate
         if self.store is not None:
@@ -91,12 +118,31 @@ class SimNode:
         self._turn_due = False
         self._alarm: float | None = None
 
+    def _build(self, facts: ModelFacts) -> SchedulerCore:
+        """The production scheduler of this role."""
+        return Scheduler(
+            self.settings.config,
+            facts,
+            self.settings.kv_pages,
+            self.clock,
+            self,
+            self.store,
+            boot_id=self.boot_id,
+            node=self.name,
+            trace=self.book.write,
+        )
+
+    def clock(self) -> float:
+        """Seconds, as this node's own clock shows them."""
+        return (self.world.now_us + self.skew_us) / US_PER_S
+
     # --- what the scheduler sees ---
 
     def launch(self, work: Batch | PageExport | PageImport) -> None:
         """The scheduler's runner. No step may contain a request that has its answer."""
         if isinstance(work, Batch):
             for item in work.items:
+                self.forwards[item.life] += 1
                 life = self.book.lives[item.life]
                 if life.answer is not None:
                     self.faults.append(f"step {work.step} computes {life.name} after its answer")
@@ -118,6 +164,19 @@ class SimNode:
         self.runner.look()
         if self.store is not None:
             self.store.look()
+        self.wake()
+
+    def kill(self) -> None:
+        """The process ends at once, and with it every connection that its clients had."""
+        self.dead = True
+        self.clients.connection_lost()
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self.last_touch_us = self.world.now_us
         self.wake()
 
     def ledger(self) -> dict[str, PoolCounts]:
@@ -171,22 +230,40 @@ class SimNode:
     # --- the loop ---
 
     def _done(self, done: Done) -> None:
+        if self.dead:
+            return
+        self.touched = True
         self._results.append(done)
         self.wake()
 
     def _turn(self) -> None:
         self._turn_due = False
+        if self.dead or self.frozen:
+            return
+        self.touched = True
         scheduler = self.scheduler
         while self._inbox:
             self._handle(*self._inbox.popleft())
+        self._hear()
         scheduler.tick()
         self._commit()
         scheduler.poll_store()
+        self._poll()
         while self._may_launch() and scheduler.launch() is not None:
             pass
+        self._speak()
         for frame in scheduler.flush():
-            self.clients.receive(frame)
+            self.clients.receive(frame, self.model.weights)
         self._set_alarm()
+
+    def _hear(self) -> None:
+        """Take what peers have said."""
+
+    def _poll(self) -> None:
+        """Take what the wire has finished."""
+
+    def _speak(self) -> None:
+        """Send what there is to say to peers."""
 
     def _commit(self) -> None:
         while self._results:
@@ -229,7 +306,7 @@ class SimNode:
         due = self.scheduler.next_deadline()
         if due is not None and due != self._alarm:
             self._alarm = due
-            self.world.at_seconds(due, self._ring)
+            self.world.at_seconds(due - self.skew_us / US_PER_S, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None

@@ -5,8 +5,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from engine.sim.deployment import Cluster
 from engine.sim.drive import Fault
 from engine.sim.language import Command
+from engine.sim.node import SimNode
 from engine.sim.world import US_PER_S
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 RESERVED: Final = frozenset(
     {"all", "idle", "until", "no", "never", "order", "base", "held", "ledger", "load", "reply"}
+    | {"forwards", "wire", "message"}
     | {"logprobs", "retractions", "cached", "same", "differ"}
 )
 """Words that begin or end a command, so that no request can be called so."""
@@ -31,31 +34,49 @@ OPERATORS: Final[dict[str, Callable[[int, int], bool]]] = {
 def base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect base [NODE]``: everything is back at its start, within one second of the last
     terminal answer and the last fence, with no new traffic."""
-    node = run.check_node(command, words[0] if words else run.node.name)
-    unanswered = [each.name for each in node.clients.open]
-    if unanswered:
+    cluster = run.cluster
+    what: Cluster | SimNode = run.check_node(command, words[0]) if words else cluster
+    unanswered = [name for name, (_, each) in cluster.submissions().items() if not each.answered]
+    if unanswered and not words:
         raise Fault(f"still without an answer: {', '.join(unanswered)}")
-    limit = max(node.rest_due_from_us + US_PER_S, run.world.now_us)
-    run.drive.until(lambda: not node.unrest(), limit)
-    faults = node.unrest()
+    limit = max(cluster.rest_due_from_us + US_PER_S, run.world.now_us)
+    run.drive.until(lambda: not what.unrest(), limit)
+    faults = what.unrest()
     if faults:
         raise Fault("not at rest:\n  " + "\n  ".join(faults))
 
 
 def held(run: "Run", command: Command, words: tuple[str, ...]) -> None:
-    """``expect held RID POOL=N…``: units that the ledger counts for this request."""
-    if len(words) != 1 or not command.options:
-        raise command.error("write 'expect held RID pages=N rows=N …'")
-    lives = run.lives(command, words[0])
-    pools = {str(pool.name): pool for pool in run.node.scheduler.ledger}
-    for name in command.options:
-        if name not in pools:
-            raise command.unknown("pool", name, pools)
-        owners = pools[name].owners()
+    """``expect held RID POOL=N… [on=NODE]``: units that the ledger counts for this request, those
+    that are quarantined for it included."""
+    if len(words) != 1 or not command.options.keys() - {"on"}:
+        raise command.error("write 'expect held RID pages=N rows=N … [on=NODE]'")
+    on = command.string("on")
+    nodes = [run.check_node(command, on)] if on else list(run.cluster.nodes.values())
+    lives = run.lives(command, words[0], on)
+    for name in command.options.keys() - {"on"}:
+        pools = [pool for node in nodes for pool in node.scheduler.ledger if pool.name == name]
+        if not pools:
+            known = {str(pool.name) for node in nodes for pool in node.scheduler.ledger}
+            raise command.unknown("pool", name, known)
         for life in lives:
-            actual, wanted = owners.get(life.life, 0), command.integer(name, 0)
+            actual = sum(pool.owners().get(life.life, 0) for pool in pools)
+            wanted = command.integer(name, 0)
             if actual != wanted:
                 raise Fault(f"{life.name}: expected {name}={wanted}, holds {actual}")
+
+
+def forwards(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect forwards RID NODE OP N``: launched steps of a node that contained a request."""
+    if len(words) < 3:
+        raise command.error("write 'expect forwards RID NODE = N'")
+    name, where, *tail = words
+    node = run.check_node(command, where)
+    _, test, right = comparison(command, ("forwards", *tail))
+    for each in run.submissions(command, name):
+        lives = run.lives_of(each.name, node.name)
+        actual = sum(node.forwards[life.life] for life in lives)
+        compare(f"forwards {each.name} {node.name}", actual, test, right)
 
 
 def ledger(run: "Run", command: Command, words: tuple[str, ...]) -> None:
@@ -100,18 +121,22 @@ def reply(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     ``… error="TEXT"``: the newest answer to an abort, a flush or a session call."""
     if words or not command.options:
         raise command.error("write 'expect reply KEY=VALUE…'")
-    if not run.node.clients.replies:
+    on = command.string("on")
+    clients = run.check_any(command, on).clients if on else run.entrance()
+    if not clients.replies:
         raise Fault("nothing was asked, or nothing answered yet")
-    data = run.node.clients.replies[-1]
+    data = clients.replies[-1]
     assert isinstance(data, dict)
     for key, value in command.options.items():
+        if key == "on":
+            continue
         actual = data.get(key)
         if key in ("aborted", "finished", "unknown"):
             names = (
                 value if isinstance(value, tuple) else tuple(filter(None, str(value).split(",")))
             )
             fits = actual is not None and sorted(actual) == sorted(names)
-        elif key in ("flushed", "closed"):
+        elif key in ("flushed", "closed", "updated"):
             fits = actual is (value == "yes")
         elif key == "error":
             fits = str(value) in str(actual)

@@ -15,6 +15,9 @@ from fsm.trace import AnswerLine, LeaseLine, Line, MoveLine, SubmitLine
 
 Detail: TypeAlias = Literal["full", "moves", "answers"]
 
+TIME: Final = 12
+"""Width of the column of virtual time."""
+
 _SHOWN: Final[dict[str, tuple[type, ...]]] = {
     "full": (SubmitLine, MoveLine, LeaseLine, AnswerLine),
     "moves": (SubmitLine, MoveLine, AnswerLine),
@@ -22,10 +25,18 @@ _SHOWN: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def render(book: Book, lines: Sequence[Line], detail: Detail = "full") -> list[str]:
-    """The text of some of ``book``'s lines; ``detail`` says which kinds are shown."""
+def render(
+    lines: Sequence[tuple[Book, Line]], detail: Detail = "full", nodes: bool = False
+) -> list[str]:
+    """The text of some lines; ``detail`` says which kinds are shown, ``nodes`` whether each says
+    where it was written."""
     shown = _SHOWN[detail]
-    return [_line(book, line) for line in lines if isinstance(line, shown)]
+    out = []
+    for book, line in lines:
+        if isinstance(line, shown):
+            text = _line(book, line)
+            out.append(f"{text[:TIME]}  {book.node:<10}{text[TIME:]}" if nodes else text)
+    return out
 
 
 def _line(book: Book, line: Line) -> str:

@@ -7,20 +7,23 @@ from typing import Final
 
 from engine.sim import commands, expectations
 from engine.sim.book import Life
-from engine.sim.client import Submission, View
+from engine.sim.client import Clients, Submission, View
 from engine.sim.cluster import build
+from engine.sim.deployment import Cluster
 from engine.sim.drive import Drive, Fault, summary
 from engine.sim.golden import GoldenRuns
 from engine.sim.language import Command, ScenarioError, parse
 from engine.sim.node import SimNode
+from engine.sim.phases import Phases
 from engine.sim.render import Detail, render
+from engine.sim.router_node import RouterNode
 from engine.sim.world import World
 
 FEATURES: Final[dict[str, str]] = {
     "unified": "",
-    "pd": "prefill and decode on separate nodes are not simulated yet",
-    "router": "routers are not simulated yet",
-    "pause": "pause and weight updates do not exist yet",
+    "pd": "",
+    "router": "",
+    "pause": "",
     "grammar": "grammars do not exist yet",
     "prompt_logprobs": "prompt logprobs do not exist yet",
 }
@@ -52,9 +55,10 @@ class Run:
         self.world: Final = World()
         settings, detail = build(cluster)
         self.detail: Final[Detail] = detail
-        self.node: Final = SimNode(self.world, settings)
-        self.drive: Final = Drive(self.world, self.node)
-        self.golden: Final = GoldenRuns(settings)
+        self.cluster: Final = Cluster(self.world, settings)
+        self.drive: Final = Drive(self.world, self.cluster)
+        self.phases: Final = Phases(self.cluster)
+        self.golden: Final = GoldenRuns(next(iter(settings.nodes.values())))
         self.acted_us = 0
         """When the last command that is not an expectation was done: ``within=`` counts from it."""
         self.transcript: Final[list[str]] = []
@@ -69,26 +73,46 @@ class Run:
             commands.COMMANDS[command.verb](self, command)
             self.drive.settle()
             self.acted_us = self.world.now_us
-        if self.node.book.lines[self._shown :] and command.verb == "expect":
+        if self.cluster.lines[self._shown :] and command.verb == "expect":
             self.transcript.append(f"> {command.text}")
         self.show()
 
     def show(self) -> None:
         """Move the trace lines since the last call to the transcript."""
-        lines = self.node.book.lines[self._shown :]
+        lines = self.cluster.lines[self._shown :]
         self._shown += len(lines)
-        self.transcript.extend(render(self.node.book, lines, self.detail))
+        self.transcript.extend(render(lines, self.detail, not self.cluster.single))
 
     # --- names ---
 
-    def check_node(self, command: Command, name: str) -> SimNode:
-        if name != self.node.name:
-            raise command.unknown("node", name, [self.node.name])
-        return self.node
+    def check_node(self, command: Command, name: str = "") -> SimNode:
+        """A worker by name; the only one, where no name is given."""
+        nodes = self.cluster.nodes
+        if not name and len(nodes) == 1:
+            return next(iter(nodes.values()))
+        if name not in nodes:
+            raise command.unknown("node", name, nodes)
+        return nodes[name]
+
+    def check_any(self, command: Command, name: str) -> SimNode | RouterNode:
+        """A worker or a router by name."""
+        if name in self.cluster.routers:
+            return self.cluster.routers[name]
+        if name not in self.cluster.nodes:
+            raise command.unknown("node", name, self.cluster.names)
+        return self.cluster.nodes[name]
+
+    def entrance(self) -> Clients:
+        """The front end of the router, or of the only node."""
+        return self.cluster.clients_of(self.cluster.entrance)
+
+    def clients_of(self, submission: Submission) -> Clients:
+        """The front end that a request was sent to."""
+        return self.cluster.clients_of(self.cluster.submissions()[submission.name][0])
 
     def submissions(self, command: Command, pattern: str) -> list[Submission]:
         """Those whose name is ``pattern``, or fits it where it has ``*`` or ``?`` in it."""
-        known = self.node.clients.submissions
+        known = {name: each for name, (_, each) in self.cluster.submissions().items()}
         found = [each for name, each in known.items() if fnmatchcase(name, pattern)]
         if not found:
             raise command.unknown("request", pattern, known)
@@ -110,18 +134,27 @@ class Run:
             out += [(each, view) for view in each.views] or [(each, None)]
         return out
 
-    def lives(self, command: Command, pattern: str) -> list[Life]:
-        """The newest life of each submission or member that ``pattern`` names, once it has one."""
+    def lives(self, command: Command, pattern: str, on: str = "") -> list[Life]:
+        """The lives of each submission or member that ``pattern`` names, on node ``on``, or on the
+        side that owns the outcome: decode's, where there is one."""
         base = pattern.partition("#")[0]
         names = [each.name for each in self.submissions(command, base)]
         if "#" in pattern:
             names = [pattern]
-        return [life for name in names for life in self.node.book.of(name)]
+        return [life for name in names for life in self.lives_of(name, on)]
+
+    def lives_of(self, name: str, on: str = "") -> list[Life]:
+        """The lives of one submission, of every process that a node has been."""
+        found: dict[bool, list[Life]] = {True: [], False: []}
+        for node in self.cluster.processes():
+            if on in ("", node.name):
+                found[node.book.chart.name == "prefill"] += node.book.of(name)
+        return found[False] or found[True]
 
     def around(self) -> str:
         """The newest part of the trace, for the message of a fault."""
-        book = self.node.book
-        return "\n".join(render(book, book.lines)[-TAIL:])
+        lines = self.cluster.lines[-4 * TAIL :]
+        return "\n".join(render(lines, nodes=not self.cluster.single)[-TAIL:])
 
 
 def run_file(path: Path) -> Outcome:
@@ -155,7 +188,7 @@ def run_text(text: str, file: str, where: str = "") -> Outcome:
             break
     outcome.trace = "\n".join(run.transcript) + "\n"
     outcome.time_us, outcome.events = run.world.now_us, run.world.events
-    outcome.requests = len(run.node.book.lives)
+    outcome.requests = len(run.cluster.submissions())
     return outcome
 
 

@@ -25,9 +25,12 @@ def submit(run: "Run", command: Command) -> None:
     name = command.words[0]
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in RESERVED:
         raise command.error(f"{name!r} is no name for a request")
-    if name in run.node.clients.submissions:
+    if name in run.cluster.submissions():
         raise command.error(f"{name!r} is submitted already; 'rid={name}' repeats a rid")
-    run.check_node(command, command.string("to", run.node.name))
+    if "to" not in command.options and not run.cluster.routers and len(run.cluster.nodes) > 1:
+        raise command.error("to= says which node; there is no router")
+    where = command.string("to", run.cluster.entrance)
+    run.check_any(command, where)
     prompt = make_prompt(command, name)
     sampling = _sampling(command, name)
     stops, sampling = _stops(run, command, prompt, sampling)
@@ -41,8 +44,20 @@ def submit(run: "Run", command: Command) -> None:
         priority=command.integer("priority", 0),
         session=None if session is None else str(session),
         deadline_s=None if deadline is None else deadline / US_PER_S,
+        room=command.string("room"),
+        prefill=_prefill(run, where) if "room" in command.options else "",
     )
-    run.node.clients.submit(name, message, stops)
+    run.cluster.clients_of(where).submit(name, message, stops)
+
+
+def _prefill(run: "Run", where: str) -> str:
+    """Who computes the prompt of a request that is sent to decode by hand: the prefill of the same
+    number, or else the first."""
+    if where.startswith("prefill"):
+        return ""
+    prefills = [name for name in run.cluster.nodes if name.startswith("prefill")]
+    same = where.replace("decode", "prefill")
+    return same if same in prefills else prefills[0]
 
 
 def make_prompt(command: Command, name: str) -> list[int]:

@@ -129,6 +129,13 @@ def names(word: Word) -> tuple[str, ...]:
     return tuple(filter(None, word.text.split(",")))
 
 
+def statuses(word: Word) -> str:
+    """``503``, or one of several: ``500|503``."""
+    if not re.fullmatch(r"\d+(\|\d+)*", word.text):
+        raise BadValue("a status such as 503, or 500|503, is wanted")
+    return word.text
+
+
 def one_of(*values: str) -> Kind:
     def kind(word: Word) -> str:
         if word.text not in values:
@@ -181,6 +188,26 @@ CLUSTER: Final[Mapping[str, Kind]] = {
     "prefetches": natural,
     "sessions": natural,
     "trace": one_of("full", "moves", "answers"),
+    "prefill_pages": natural,
+    "decode_pages": natural,
+    "unified_pages": natural,
+    "prefill_rows": natural,
+    "decode_rows": natural,
+    "unified_rows": natural,
+    "prefill_page_size": natural,
+    "decode_page_size": natural,
+    "host_pages": natural,
+    "wire_latency": duration,
+    "wire_page": duration,
+    "latency": duration,
+    "jitter": duration,
+    "loss": number,
+    "duplication": number,
+    "retries": natural,
+    "meeting_timeout": duration,
+    "transfer_timeout": duration,
+    "held_timeout": duration,
+    "seed": natural,
 }
 
 SUBMIT: Final[Mapping[str, Kind]] = {
@@ -201,13 +228,14 @@ SUBMIT: Final[Mapping[str, Kind]] = {
     "deadline": duration,
     "rid": name,
     "to": name,
+    "room": name,
 }
 
 EXPECT: Final[Mapping[str, Kind]] = {
     "phase": name,
     "state": name,
     "finished": name,
-    "status": natural,
+    "status": statuses,
     "tokens": natural,
     "message": name,
     "matched": name,
@@ -215,9 +243,11 @@ EXPECT: Final[Mapping[str, Kind]] = {
     "aborted": names,
     "unknown": names,
     "flushed": one_of("yes", "no"),
+    "updated": one_of("yes", "no"),
     "closed": one_of("yes", "no"),
     "error": name,
     "session": name,
+    "on": name,
     **dict.fromkeys(RESOURCES, natural),
 }
 
@@ -227,7 +257,13 @@ VERBS: Final[dict[str, Verb]] = {
     verb.name: verb
     for verb in (
         Verb("requires", "requires FEATURE…", 1, _ANY),
-        Verb("cluster", "cluster unified=1 [OPTION=VALUE…]", 0, 0, CLUSTER),
+        Verb(
+            "cluster",
+            "cluster unified=1|prefill=1 decode=1 router=1 [OPTION=VALUE…]",
+            0,
+            0,
+            CLUSTER,
+        ),
         Verb(
             "submit",
             "submit RID prompt=N max_tokens=N [OPTION=VALUE…]",
@@ -241,18 +277,51 @@ VERBS: Final[dict[str, Verb]] = {
             "run DURATION, run until idle, or run until RID PHASE|state=S|tokens=N",
             1,
             3,
-            {"state": name, "tokens": natural},
+            {"state": name, "tokens": natural, "on": name},
         ),
         Verb("step", "step NODE", 1, 1),
-        Verb("hold", "hold step|commit|schedule|store NODE [chunk=K]", 2, 2, {"chunk": natural}),
-        Verb("release", "release step|commit|schedule|store NODE", 2, 2),
-        Verb("fail", "fail step|store NODE [count=N]", 2, 2, {"count": natural}),
+        Verb(
+            "hold", "hold step|commit|schedule|store|wire NODE [chunk=K]", 2, 2, {"chunk": natural}
+        ),
+        Verb("release", "release step|commit|schedule|store|wire NODE", 2, 2),
+        Verb("fail", "fail step|store NODE, or fail wire RID [count=N]", 2, 2, {"count": natural}),
+        Verb(
+            "delay",
+            "delay message KIND from NODE to NODE by=DURATION, or delay wire RID by=DURATION",
+            2,
+            6,
+            {"count": natural, "by": duration},
+        ),
+        Verb("drop", "drop message KIND from NODE to NODE [count=N]", 6, 6, {"count": natural}),
+        Verb(
+            "duplicate",
+            "duplicate message KIND from NODE to NODE [count=N]",
+            6,
+            6,
+            {"count": natural},
+        ),
+        Verb(
+            "pause",
+            "pause NODE [mode=abort|retract|in_place]",
+            1,
+            1,
+            {"mode": one_of("abort", "retract", "in_place")},
+        ),
+        Verb("continue", "continue NODE", 1, 1),
+        Verb("weights", "weights NODE NAME [in_place]", 2, 2, {}, frozenset({"in_place"})),
+        Verb("kill", "kill NODE", 1, 1),
+        Verb("restart", "restart NODE", 1, 1),
+        Verb("freeze", "freeze NODE", 1, 1),
+        Verb("thaw", "thaw NODE", 1, 1),
+        Verb("partition", "partition NODE NODE", 2, 2),
+        Verb("heal", "heal", 0, 0),
+        Verb("skew", "skew NODE by=DURATION", 1, 1, {"by": duration}),
         Verb(
             "abort",
-            "abort RID…, abort all, or abort RID… unseen",
+            "abort RID… [at=NODE], abort all [at=NODE], or abort RID… unseen",
             1,
             _ANY,
-            {},
+            {"at": name},
             frozenset({"unseen"}),
         ),
         Verb("disconnect", "disconnect RID…", 1, _ANY),

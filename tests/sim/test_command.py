@@ -83,13 +83,13 @@ def test_what_cannot_be_used_is_named_and_the_rest_still_runs(
 def test_a_folder_is_its_files_and_skipped_ones_are_listed(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pd = scenario.with_name("pd.scenario")
-    pd.write_text("requires pd\ncluster prefill=1 decode=1\n", encoding="utf-8")
+    late = scenario.with_name("late.scenario")
+    late.write_text("requires grammar\ncluster\n", encoding="utf-8")
     assert main(["run", "--rewrite", "--quiet", str(scenario.parent)]) == FITS
     out = capsys.readouterr().out
-    assert "skipped  pd.scenario: requires pd: " in out
+    assert "skipped  late.scenario: requires grammar: " in out
     assert "1 fit, 1 written, 1 skipped in" in out
-    assert not pd.with_suffix(".trace").exists()
+    assert not late.with_suffix(".trace").exists()
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,20 @@ MISTAKES = [
     ("hold commit unified-0 chunk=2", "chunk= is for 'hold step'"),
     ("hold store unified-0", "this cluster has no store"),
     ("release step unified-0", "step is not held"),
-    ("fail wire unified-0", "unknown thing to fail 'wire'"),
+    ("fail wires unified-0", "unknown thing to fail 'wires' (did you mean 'wire'?)"),
+    ("submit r1\nfail wire r1", "this cluster has no wire"),
+    ("hold wire unified-0", "only a prefill node writes to a wire"),
+    ("drop message hello to unified-0", "write 'drop message KIND from NODE to NODE"),
+    ("delay message hello from a to b", "by= says how long"),
+    ("kill decode-0", "unknown node 'decode-0' (known: unified-0)"),
+    ("drop message hello from unified-0 to unified-0", "unified-0 has no peers"),
+    ("drop message helo from unified-0 to x", "unknown kind of message 'helo'"),
+    ("thaw unified-0", "unified-0 is not frozen"),
+    ("kill unified-0\nkill unified-0", "unified-0 is dead already"),
+    ("pause unified-0 mode=later", "one of abort, retract, in_place is wanted"),
+    ("submit r1\nexpect forwards r1 unified-0", "write 'expect forwards RID NODE = N'"),
+    ("submit r1\nexpect r1 tokens=3 on=unified-0", "on= says where a state or a phase"),
+    ("submit r1\nexpect r1 state=decoding on=decode-1", "unknown node 'decode-1'"),
     ("fail store unified-0", "this cluster has no store"),
     ("abort r1", "unknown request 'r1' (there are none)"),
     ("disconnect r1", "unknown request 'r1'"),
@@ -89,8 +102,8 @@ def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
 CLUSTERS = [
     ("", "there is no 'cluster' command"),
     ("submit r1", "'cluster' has to come first"),
-    ("cluster unified=2", "unified= is 1"),
-    ("cluster prefill=1 decode=1", "prefill=1: only one unified node is simulated"),
+    ("cluster prefill=1", "prefill= and decode= go together"),
+    ("cluster loss=1", "loss= is a chance: 0 or more, and less than 1"),
     ("cluster depth=3", "depth= is 1 or 2"),
     ("cluster pages=0", "pages= is at least 1"),
     ("cluster chunks=4", "'cluster' has no option 'chunks' (did you mean 'chunk'?)"),
@@ -109,8 +122,8 @@ def test_a_cluster_that_cannot_be_is_named(text: str, message: str) -> None:
 
 
 def test_a_file_is_skipped_for_what_it_requires_and_says_why() -> None:
-    outcome = run_text("requires unified pd\ncluster prefill=1 decode=1\n", "pd.scenario")
-    assert outcome.skipped.startswith("requires pd: ")
+    outcome = run_text("requires pd grammar\ncluster\n", "g.scenario")
+    assert outcome.skipped.startswith("requires grammar: ")
     assert not run_text("requires unified\ncluster\n", "u.scenario").skipped
 
 
