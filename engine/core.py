@@ -221,6 +221,9 @@ class SchedulerCore(ABC):
     def _check_pair(self, message: Submit) -> None:
         """Raise :class:`~engine.intake.Refusal` for what a role with peers cannot pair."""
 
+    def _accepting(self, message: Submit) -> None:
+        """Every check has passed; nothing of ``message`` exists yet."""
+
     def _paired(self, request: Request, message: Submit) -> None:
         """Note what a role with peers needs to know of a request."""
 
@@ -255,19 +258,21 @@ class SchedulerCore(ABC):
         refusal: Refusal | None = None
         prompt, max_new = message.prompt, 0
         try:
-            self._check_ids(message.rid, rids)
+            self._check_ids(message, rids)
             self._check_pair(message)
             if message.session is not None:
                 prompt = self._session_prompt(message)
             max_new = check_submission(message, prompt, self.limits)
             if message.session is not None:
-                fill = message.sampling.max_new_tokens == FILL
+                fill = message.limit_is_default or message.sampling.max_new_tokens == FILL
                 max_new = self.sessions.check_turn(message.session, len(prompt), max_new, fill)
             self._check_room(len(rids))
         except Refusal as error:
             refusal = error
         except SessionError as error:
             refusal = Refusal(f"session_params: {error}")
+        if refusal is None:
+            self._accepting(message)
         for index, rid in enumerate(rids if refusal is None else [message.rid]):
             member = member_of(message, index)
             request = self._arrive(member, rid, group, prompt, max_new, now, refusal is None)
@@ -367,17 +372,18 @@ class SchedulerCore(ABC):
     @property
     def drops_kv(self) -> bool:
         """The pause gives all KV back."""
-        return self.pause_mode == "retract"
+        return self.pause_mode in ("abort", "retract")
 
     def pause(self, mode: PauseMode = "abort") -> None:
         """Stop generating. ``abort`` ends every request; ``in_place`` keeps all as it is;
         ``retract`` gives all KV back and keeps the tokens. Submissions are queued, and visible,
         meanwhile.
 
-        Idempotent; a second pause in another mode goes further.
+        Idempotent. A second pause in another mode can go further, and takes nothing back.
         """
         now = self._now()
-        self.pause_mode = mode
+        if self.pause_mode in (None, "in_place"):
+            self.pause_mode = mode
         self._deadlines.freeze(now)
         if mode == "abort":
             self.abort(Abort(all=True))
@@ -435,6 +441,14 @@ class SchedulerCore(ABC):
             times.append(self._drain_deadline)
         return min(times, default=None)
 
+    def deadlines_of(self, request: Request) -> dict[str, float]:
+        """The deadlines that apply to a request where it is: kind → seconds left."""
+        now = self._now()
+        left = self._deadlines.of(request, now)
+        if self._drain_deadline is not None and self.chart.is_live(request.state):
+            left["drain"] = self._drain_deadline - now
+        return left
+
     # --- steps ---
 
     @property
@@ -471,8 +485,9 @@ class SchedulerCore(ABC):
         self.stats.steps += 1
         for index, (item, request) in enumerate(zip(batch.items, requests, strict=True)):
             request.in_steps -= 1
-            if result.error is not None:
-                self._commit_failure(item, request, result.error)
+            error = result.error if result.error is not None else result.sampled[index].error
+            if error is not None:
+                self._commit_failure(item, request, error)
             else:
                 self._commit_item(item, request, result.sampled[index])
             self._settle(request)
@@ -532,6 +547,8 @@ class SchedulerCore(ABC):
             retracted=stats.retracted,
             aborted=stats.aborted,
             at_rest=self.at_rest,
+            retracted_now=sum(r.state == "retracted" for r in self.roster.lives.values()),
+            held_now=sum(r.state == "held" for r in self.roster.lives.values()),
         )
 
     def audit(self) -> list[str]:
@@ -563,7 +580,8 @@ class SchedulerCore(ABC):
 
     # --- intake ---
 
-    def _check_ids(self, rid: str, rids: Iterable[str]) -> None:
+    def _check_ids(self, message: Submit, rids: Iterable[str]) -> None:
+        rid = message.rid
         if not rid:
             raise Refusal("rid: is empty")
         if rid in self.groups or any(r in self.roster.live for r in (rid, *rids)):
@@ -686,7 +704,7 @@ class SchedulerCore(ABC):
         held comes back as soon as generation goes on."""
         if request.in_steps == 0 and (request.state, "quiesce") in self.chart.table:
             self._deliver(request, "quiet")
-        elif request.state == "held" and not self.drops_kv:
+        elif request.state == "held" and self.pause_mode is None:
             self._deliver(request, "continued")
 
     def _fire(
@@ -795,10 +813,10 @@ class SchedulerCore(ABC):
             )
         )
 
-    def _admitted(self, request: Request) -> None:
+    def _admitted(self, request: Request, cached_tokens: int) -> None:
         """The request is on the device for the first time: its running time begins."""
         request.admitted_at = self._clock()
-        request.cached_tokens = request.committed
+        request.cached_tokens = cached_tokens
         self.stats.cached_tokens += request.cached_tokens
         self.stats.prompt_tokens += request.prompt_len
         if self.config.running_timeout_s is not None:
@@ -862,8 +880,9 @@ class SchedulerCore(ABC):
         lock = request.leases["prefix_locks"]
         if isinstance(lock, PrefixLock):
             self.kv.cache_prompt(request, self._pages(request), lock)
-            if self.stored is not None:
-                self.stored.export(request, lock, self._pages(request).table)
+            pages = self._pages(request)
+            if self.stored is not None and pages.weights == self.weights:
+                self.stored.export(request, lock, pages.table)
 
     def _now(self) -> float:
         now = self._clock()

@@ -48,9 +48,15 @@ class Deadlines:
         self._heap: list[tuple[float, int, Timer]] = []
         self._serial: int = 0
         self._frozen_at: float | None = None
+        self._compact_at = 64
 
     def set(self, when: float, kind: TimerKind, request: Request) -> None:
         self._serial += 1
+        if len(self._heap) >= self._compact_at:
+            # What has ended must not wait here for a deadline that may be days away.
+            self._heap = [entry for entry in self._heap if self._applies(entry[2])]
+            heapq.heapify(self._heap)
+            self._compact_at = 2 * len(self._heap) + 64
         timer = Timer(kind, request, request.attempt)
         heapq.heappush(self._heap, (when, self._serial, timer))
 
@@ -67,6 +73,17 @@ class Deadlines:
         for entry in parked:
             heapq.heappush(self._heap, entry)
         return found
+
+    def of(self, request: Request, now: float) -> dict[str, float]:
+        """The deadlines that apply to ``request`` where it is: kind → seconds left, the earliest
+        of each kind. A frozen one does not come nearer."""
+        left: dict[str, float] = {}
+        paused = now if self._frozen_at is None else self._frozen_at
+        for when, _, timer in sorted(self._heap, key=lambda entry: entry[:2]):
+            if timer.request is request and self._applies(timer):
+                since = paused if timer.kind in FROZEN else now
+                left.setdefault(timer.kind, when - since)
+        return left
 
     def freeze(self, now: float) -> None:
         """Generation is paused: what a request waits for through no fault of its own stops."""

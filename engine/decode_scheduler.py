@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from engine import endings
 from engine.batch import PageExport, PageImport, PagesDone, Sampled
 from engine.config import EngineConfig
 from engine.core import LifecycleBug, ModelFacts, Runner
@@ -38,6 +39,8 @@ from transport.control import PeerDone, PeerFrame, PeerGrant, Recompute, SlotRec
 from transport.messages import Finish
 
 QUEUE_SCAN: Final = 32
+GRANTS_A_PREFILL: Final = 32
+"""Grants that one prefill node may have at a time: granted memory idles until it is written."""
 HELD_TIMEOUT_S: Final = 3600.0
 
 
@@ -81,6 +84,10 @@ class DecodeScheduler(PairedScheduler):
         self.host = HostPool(self._host_total)
         return [*super()._role_pools(), self.metadata, self.receivers, self.host]
 
+    @property
+    def _slots_here(self) -> int:
+        return self._slots.total
+
     def _runnable(self) -> list[Request]:
         candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
         admission = admit(
@@ -88,8 +95,9 @@ class DecodeScheduler(PairedScheduler):
             self.rows.free,
             self.kv.available,
             1 << 30,
-            -len(candidates),  # everything is reserved: nobody needs headroom
+            0,
             self.config.max_overtakes,
+            growth=0,  # everything is reserved at once
         )
         for life in admission.admit:
             request = candidates[life]
@@ -102,7 +110,15 @@ class DecodeScheduler(PairedScheduler):
 
     def _candidate(self, request: Request) -> Candidate:
         pages = self.kv.pages_for(self._extent(request))
-        return Candidate(request.life, pages, 0, request.overtaken, not request.withheld)
+        ready = not request.withheld and not (
+            request.state == "waiting" and self._granted(request) >= GRANTS_A_PREFILL
+        )
+        return Candidate(request.life, pages, 0, request.overtaken, ready)
+
+    def _granted(self, request: Request) -> int:
+        """Grants that the request's prefill node has now."""
+        node = self._pairing(request).node
+        return sum(r.state == "receiving" for r in self._with(node))
 
     def _extent(self, request: Request) -> int:
         """Positions that a request may ever need."""
@@ -175,7 +191,14 @@ class DecodeScheduler(PairedScheduler):
         if isinstance(frame, PeerDone) and request.state == "receiving":
             # Read before the move: leaving *receiving* zeroes the slot.
             pairing.record = self._slots.read(self.metadata.slot_of(request))
-            if not pairing.record or self._decoded(pairing).room != pairing.room:
+            try:
+                record = self._decoded(pairing) if pairing.record else None
+            except msgspec.MsgspecError as error:
+                self.malformed += 1
+                why = f"the transfer failed: its record does not decode ({error})"
+                self._deliver(request, "wire_failed", endings.broken(why))
+                return
+            if record is None or record.room != pairing.room:
                 return  # not written, whatever was said: it is said again with every heartbeat
         super()._hear(request, pairing, node, message, frame)
 
@@ -195,8 +218,7 @@ class DecodeScheduler(PairedScheduler):
         request.launched = request.committed = len(self._asked(request))
         finish: Finish | None = None
         if not protocol.replays_first_token(request.output_len):
-            self._admitted(request)
-            request.cached_tokens = record.cached_tokens
+            self._admitted(request, record.cached_tokens)
             _, finish = self._outcome(request, record.token)
             if request.max_new_tokens > 0:
                 self._append(
@@ -205,8 +227,9 @@ class DecodeScheduler(PairedScheduler):
                         record.token, record.logprob, record.top_logprobs, record.chosen_logprobs
                     ),
                 )
-        self._init_row(request, self._row(request))
-        if finish is not None:
+        if finish is None:
+            self._init_row(request, self._row(request))
+        else:
             self._deliver(request, "last_token_committed", finish)
 
     @staticmethod

@@ -52,5 +52,10 @@ def failed(error: str) -> Finish:
     )
 
 
+def broken(message: str) -> Finish:
+    """Something of ours or of a peer's failed; the request cannot go on."""
+    return Finish(type="error", message=message, status=500, err_type="InternalServerError")
+
+
 def unavailable(message: str) -> Finish:
     return Finish(type="abort", message=message, status=503, err_type="ServiceUnavailableError")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -27,7 +27,7 @@ from fsm.chart import Edge
 from fsm.ledger import CountPool, Lease, Pool
 from fsm.protocol import Address, Doors, FrameKind, Frames, Role, Terms
 from fsm.resources import Disposition, Resource
-from fsm.rules import Facts, Message
+from fsm.rules import Decision, Facts, Message
 from fsm.trace import Sink
 from transport.control import (
     ControlFrame,
@@ -48,6 +48,7 @@ HEARTBEAT_S: Final = 1.0
 DOOR_CAPACITY: Final = 4096
 MEETING_TIMEOUT_S: Final = 30.0
 TRANSFER_TIMEOUT_S: Final = 60.0
+ROOM_TAKEN: Final = "the room is that of another live request"
 UNKNOWN_ROOM: Final = "the other half of this request has ended"
 
 KINDS: Final[dict[type, FrameKind]] = {
@@ -104,8 +105,9 @@ class PairedScheduler(SchedulerCore):
         trace: Sink | None = None,
     ) -> None:
         self._rooms: dict[str, Request] = {}
+        # Live requests, and as many that are answered and still on the wire.
         self.room_pool: Final = CountPool(
-            "rooms", 2 * config.max_running_requests + config.max_queued_requests + 1
+            "rooms", 3 * config.max_running_requests + config.max_queued_requests + self._slots_here
         )
         self.doors: Final = Doors(DOOR_CAPACITY)
         self.peers: Final[dict[str, Peer]] = {}
@@ -114,7 +116,6 @@ class PairedScheduler(SchedulerCore):
         self.meeting_timeout_s = MEETING_TIMEOUT_S
         self.transfer_timeout_s = TRANSFER_TIMEOUT_S
         self.malformed = 0
-        self._refused_room = ""
         super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
 
     # --- frames ---
@@ -139,8 +140,19 @@ class PairedScheduler(SchedulerCore):
         """The socket to a peer was closed, or its process is gone: it writes no more."""
         self._now()
         self.peers.pop(node, None)
+        self._process_gone(node, "")
+
+    def _process_gone(self, node: str, successor: str) -> None:
+        """A peer's process has ended; ``successor`` is the boot id of the one that is there now, if
+        that is known. Whoever had met the old one is told. Whoever had not met anybody knocks once
+        more, because there may be a successor (B74); a second closed door is the end."""
         for request in self._with(node):
-            self._prove(request, "peer_gone", self._gone(node))
+            pairing = self._pairing(request)
+            if pairing.life is None and not pairing.knocked_again:
+                pairing.knocked_again = True
+                self._stand(request, pairing)
+            elif pairing.life is None or boot_of(pairing.life) != successor:
+                self._prove(request, "peer_gone", self._gone(node))
 
     def _peer_frame(self, node: str, frame: PeerFrame) -> None:
         kind = KINDS[type(frame)]
@@ -166,6 +178,9 @@ class PairedScheduler(SchedulerCore):
         """A frame for a life of ours: note what it carries, decide, and answer."""
         if pairing.life is None:
             pairing.life, pairing.node = frame.sender, node
+        self._heard(node, boot_of(frame.sender))
+        if request.life not in self.roster.lives:
+            return
         finish: Finish | None = None
         if isinstance(frame, PeerQuiet):
             finish = Finish(type="abort", message="the peer stopped writing", status=503)
@@ -178,6 +193,11 @@ class PairedScheduler(SchedulerCore):
                 message = "peer_reject"
         elif isinstance(frame, (PeerAbort, PeerReject)):
             finish = Finish(type="abort", message=frame.message, status=frame.status)
+        objection = self._objection(request, frame)
+        if objection is not None and message != "peer_reject":
+            finish, message = objection, "peer_reject"
+            pairing.reason, pairing.status = finish.message, finish.status
+            self._send(pairing.node, self._frame("reject", request, pairing))
         self._note(request, pairing, frame)
         decision = self._decide(request, message, self._facts(request, frame))
         if decision.effect in ("keep", "finished"):
@@ -186,6 +206,21 @@ class PairedScheduler(SchedulerCore):
         self._apply(request, message, decision, finish)
         if decision.effect == "fire" and protocol.is_proof(message):
             self._prove(request, message, finish)
+
+    def _apply(
+        self, request: Request, message: Message, decision: Decision, finish: Finish | None
+    ) -> None:
+        pairing = request.pairing
+        if (
+            decision.effect == "fire"
+            and decision.event in protocol.ENDS
+            and finish is not None
+            and pairing is not None
+            and not pairing.reason
+        ):
+            # Also where this side has answered already: what the peer is told is why it ends now.
+            pairing.reason, pairing.status = finish.message or finish.type, finish.status
+        super()._apply(request, message, decision, finish)
 
     def _prove(self, request: Request, message: Message, finish: Finish | None) -> None:
         """Deliver what also proves that the wire is silent, until it leads nowhere any more."""
@@ -198,27 +233,46 @@ class PairedScheduler(SchedulerCore):
     def _answer_at_door(
         self, node: str, kind: FrameKind, address: Address, frame: PeerFrame
     ) -> None:
+        if address.receiver is None and address.room in self._rooms:
+            # Somebody else's request has this room, and keeps it (B84).
+            if kind == "hello":
+                self._send(node, _stranger("reject", address, ROOM_TAKEN, 400))
+            return
         message, status = self._endings.get(address.room, (UNKNOWN_ROOM, 503))
         for reply in self.doors.knock(kind, address):
             self._send(node, _stranger(reply, address, message, status))
-        if isinstance(frame, PeerHello):
-            self._early_nodes[address.room] = (node, frame)
-            while len(self._early_nodes) > DOOR_CAPACITY:
-                self._early_nodes.popitem(last=False)
+        if isinstance(frame, (PeerHello, PeerAbort, PeerReject)):
+            self._early_frames[address.room] = (node, frame)
+            while len(self._early_frames) > DOOR_CAPACITY:
+                self._early_frames.popitem(last=False)
 
     # --- hooks of the core ---
 
-    def submit(self, message: Submit) -> None:
-        """Intake. A live rid that comes again in a new room is a router's retry: the old life is
-        ended, and the new one admitted."""
-        old = self.roster.live.get(message.rid)
-        if old is not None and message.room and self._pairing(old).room != message.room:
+    @property
+    def _slots_here(self) -> int:
+        """Metadata slots of this node: each may be draining."""
+        return 1
+
+    def _check_ids(self, message: Submit, rids: Iterable[str]) -> None:
+        if self._superseded(message) is None:
+            super()._check_ids(message, rids)
+
+    def _accepting(self, message: Submit) -> None:
+        """A live rid that comes again in a new room is a router's retry: the old life is ended,
+        and the new one admitted."""
+        old = self._superseded(message)
+        if old is not None:
             finish = Finish(type="abort", message="superseded by a retry of the same request")
             self._deliver(old, "abort", finish)
-        super().submit(message)
+
+    def _superseded(self, message: Submit) -> Request | None:
+        old = self.roster.live.get(message.rid)
+        if old is None or not message.room or self._pairing(old).room == message.room:
+            return None
+        return old
 
     def _role_pools(self) -> list[Pool]:
-        self._early_nodes: OrderedDict[str, tuple[str, PeerHello]] = OrderedDict()
+        self._early_frames: OrderedDict[str, tuple[str, PeerFrame]] = OrderedDict()
         self._endings: OrderedDict[str, tuple[str, int | None]] = OrderedDict()
         return [self.room_pool]
 
@@ -230,6 +284,14 @@ class PairedScheduler(SchedulerCore):
             raise Refusal("n: more than one sample needs one room each")
         if message.room in self._rooms:
             raise Refusal(f"bootstrap_room: {message.room} is the room of a live request")
+
+    def _check_room(self, members: int) -> None:
+        """A request that is met, queued or handed over counts as much as one that computes: each
+        may come to need all that the limits of this node promise."""
+        if self.draining:
+            raise Refusal("the server is shutting down", 503)
+        if len(self.roster.live) + members > self.config.max_queued_requests + self.rows.total:
+            raise Refusal("The request queue is full.", 503)
 
     def _paired(self, request: Request, message: Submit) -> None:
         # The same body reaches both; prefill learns who its peer is from the hello.
@@ -265,18 +327,20 @@ class PairedScheduler(SchedulerCore):
         finish = request.finish
         if not self.chart.is_live(edge.target) and finish is not None and not pairing.reason:
             pairing.reason, pairing.status = finish.message or finish.type, finish.status
+        if edge.event == "reject" and pairing.room in self._rooms:
+            return  # refused because another life has the room: that one goes on, and hears nothing
         self._tell(request, pairing, protocol.on_moved(self.role, edge, cause, pairing.met))
         if edge.event == "reject":
             self._refused_at_door(request, pairing)
+        elif edge.event == "landed":
+            return  # complete: nobody will ask for this room, and it may be used again
         elif "rooms" in self.chart.holds[edge.source] - self.chart.holds[edge.target]:
             self._end_room(pairing, "abort")
 
     def _refused_at_door(self, request: Request, pairing: Pairing) -> None:
         """Whoever said hello before is told; whoever says it later is told at the door."""
-        if pairing.room in self._rooms:
-            return  # refused because another life has the room: that one goes on
         early = self.doors.arrived(pairing.room)
-        node = self._early_nodes.pop(pairing.room, ("", None))[0]
+        node = self._early_frames.pop(pairing.room, ("", None))[0]
         if early is not None and early[0] == "hello" and node:
             pairing.life = early[1].sender
             self._send(node, self._frame("reject", request, pairing))
@@ -286,14 +350,9 @@ class PairedScheduler(SchedulerCore):
         """What was said to the room before the request arrived counts now."""
         pairing = self._pairing(request)
         early = self.doors.arrived(pairing.room)
-        node, hello = self._early_nodes.pop(pairing.room, ("", None))
-        if early is not None and early[0] == "hello" and hello is not None:
-            self._hear(request, pairing, node, "peer_hello", hello)
-        elif early is not None and early[0] in ("abort", "reject"):
-            finish = Finish(type="abort", message="the peer ended the request", status=503)
-            message: Message = "peer_abort" if early[0] == "abort" else "peer_reject"
-            pairing.life = early[1].sender
-            self._deliver(request, message, finish)
+        node, frame = self._early_frames.pop(pairing.room, ("", None))
+        if early is not None and frame is not None and KINDS[type(frame)] == early[0]:
+            self._hear(request, pairing, node, protocol.READS[self.role][early[0]], frame)
 
     def _settle(self, request: Request) -> None:
         while request.life in self.roster.lives:
@@ -314,6 +373,10 @@ class PairedScheduler(SchedulerCore):
 
     def _facts(self, request: Request, frame: PeerFrame | None) -> Facts:
         return Facts(launched=request.in_steps > 0)
+
+    def _objection(self, request: Request, frame: PeerFrame) -> Finish | None:
+        """Why a frame that is for a life of ours cannot be accepted; None if it can."""
+        return None
 
     @abstractmethod
     def _note(self, request: Request, pairing: Pairing, frame: PeerFrame) -> None:
@@ -455,13 +518,10 @@ class PairedScheduler(SchedulerCore):
         self._tell(request, pairing, frames)
 
     def _heartbeat_arrived(self, node: str, beat: Heartbeat) -> None:
-        peer = self.peers.get(node)
-        if peer is not None and peer.boot_id != beat.boot_id:
-            self.peer_closed(node)  # another process: the one that was there writes no more
-            peer = None
+        peer = self._heard(node, beat.boot_id)
         if peer is None:
-            peer = self.peers[node] = Peer(beat.boot_id, self._clock())
-        peer.heard_at, peer.paused = self._clock(), beat.paused
+            return
+        peer.paused = beat.paused
         known = set(beat.rooms)
         missing: dict[str, int] = {}
         for request in self._with(node):
@@ -472,6 +532,20 @@ class PairedScheduler(SchedulerCore):
                 if missing[pairing.room] >= protocol.MISSES:
                     self._prove(request, "peer_gone", self._gone(node))
         peer.missing = missing
+
+    def _heard(self, node: str, boot_id: str) -> Peer | None:
+        """Somebody is there: from now on its silence is noticed. Another process than the one that
+        was there proves that the old one writes no more."""
+        if not boot_id:
+            return self.peers.get(node)  # the door of a node that knows no such life
+        peer = self.peers.get(node)
+        if peer is None or peer.boot_id != boot_id:
+            known = peer is not None
+            peer = self.peers[node] = Peer(boot_id, self._clock())
+            if known:
+                self._process_gone(node, boot_id)
+        peer.heard_at = self._clock()
+        return peer
 
     def _with(self, node: str) -> list[Request]:
         return [r for r in self._rooms.values() if r.pairing is not None and r.pairing.node == node]
@@ -492,6 +566,11 @@ class PairedScheduler(SchedulerCore):
     @property
     def tombstones(self) -> dict[str, int]:
         return self.doors.counts()
+
+
+def boot_of(life: str) -> str:
+    """The boot id of the process that a life is on; empty where there is none."""
+    return life.rpartition(":")[0]
 
 
 def _incompatible(why: str) -> Finish:

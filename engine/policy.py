@@ -102,10 +102,12 @@ def admit(
     budget: int,
     headroom: int,
     max_overtakes: int,
+    growth: int = 1,
 ) -> Admission:
     """Whom to admit, best ranked first, while this step's prompt ``budget`` lasts.
 
-    ``headroom`` pages stay free for those who decode; every admitted request adds one.
+    ``headroom`` pages stay free for those who decode; every admitted request adds
+    ``growth``.
     A candidate that does not fit may be overtaken ``max_overtakes`` times; then it blocks the queue
     until it fits, so that small requests cannot starve a large one.
     """
@@ -123,7 +125,7 @@ def admit(
             pages -= candidate.pages
             rows -= 1
             budget -= candidate.tokens
-            headroom += 1
+            headroom += growth
             passed.extend(blocked)
             patience = None if patience is None else patience - 1
         else:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
+from engine import endings
 from engine.batch import Sampled, StepResult
 from engine.config import EngineConfig
 from engine.core import ModelFacts, Runner
@@ -28,7 +29,7 @@ from fsm.protocol import Role
 from fsm.resources import Resource
 from fsm.rules import Message
 from fsm.trace import Sink
-from transport.control import PeerFrame, PeerGrant, Recompute, SlotRecord
+from transport.control import PeerFrame, PeerGrant, PeerHello, Recompute, SlotRecord
 from transport.messages import Finish, Submit
 from transport.wire import Wire
 
@@ -92,6 +93,7 @@ class PrefillScheduler(PairedScheduler):
             budget,
             0,
             self.config.max_overtakes,
+            growth=0,  # nothing decodes here
         )
         for life in admission.admit:
             if not self._admit_one(candidates[life]):
@@ -111,7 +113,7 @@ class PrefillScheduler(PairedScheduler):
             return False
         row = self.rows.reserve(request.life)
         request.launched = request.committed = pages.shared * self.config.page_size
-        self._admitted(request)
+        self._admitted(request, request.committed)
         self._init_row(request, row)
         leases: dict[Resource, Lease] = {
             "rows": row,
@@ -152,6 +154,25 @@ class PrefillScheduler(PairedScheduler):
         super().commit(result)
         for request in requests:
             self._write(request)
+
+    def _objection(self, request: Request, frame: PeerFrame) -> Finish | None:
+        """What decode advertises is checked here, too, so that both sides answer the same 400; a
+        grant that does not fit the prompt is never written to."""
+        if isinstance(frame, PeerHello) and request.prompt_len > frame.max_prompt_tokens:
+            return Finish(
+                type="abort",
+                message=f"prompt: {request.prompt_len} tokens; decode takes "
+                f"{frame.max_prompt_tokens} at most",
+                status=400,
+                err_type="BadRequestError",
+            )
+        if isinstance(frame, PeerGrant):
+            wanted = self.kv.pages_for(request.prompt_len)
+            if len(frame.pages) != wanted or frame.slot < 0:
+                return endings.broken(
+                    f"decode granted {len(frame.pages)} pages where {wanted} are needed"
+                )
+        return None
 
     def _note(self, request: Request, pairing: Pairing, frame: PeerFrame) -> None:
         if isinstance(frame, PeerGrant) and request.state == "meeting":

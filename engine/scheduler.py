@@ -71,7 +71,12 @@ class Scheduler(SchedulerCore):
             needs = [
                 Need(r.life, self._pages_short(r), 0 if r.is_prefill else -1) for r in requests
             ]
-            if all(need.pages == 0 for need in needs):
+            # Whom a victim would free pages for is worth knowing only when somebody has to go: it
+            # takes a look at every page of everybody.
+            if sum(need.pages for need in needs) <= self.kv.available:
+                for need, request in zip(needs, requests, strict=True):
+                    if need.pages:
+                        self._pages(request).extend(need.pages)  # before admission sees them
                 return requests
             needs = [
                 Need(n.life, n.pages, self.kv.exclusive(self._pages(r)))
@@ -168,7 +173,7 @@ class Scheduler(SchedulerCore):
         request.estimate = None
         request.launched = request.committed = pages.shared * self.config.page_size
         if request.attempt == 0:
-            self._admitted(request)
+            self._admitted(request, request.committed)
         self._init_row(request, row)
         leases: dict[Resource, Lease] = {"rows": row, "pages": pages, "prefix_locks": lock}
         event = "admit" if request.state == "waiting" else "readmit"

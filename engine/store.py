@@ -171,7 +171,7 @@ class Prefetch(Lease):
     """One read of stored pages for one request. Releasing it gives the read up if it is not
     over."""
 
-    __slots__ = ("_book", "first_page", "keys", "request", "ticket", "tokens")
+    __slots__ = ("_book", "first_page", "keys", "request", "ticket", "tokens", "weights")
 
     def __init__(
         self,
@@ -180,6 +180,7 @@ class Prefetch(Lease):
         ticket: int,
         first_page: int,
         keys: list[PageKey],
+        weights: str,
     ) -> None:
         super().__init__("prefetches", request.life)
         self._book = book
@@ -188,6 +189,7 @@ class Prefetch(Lease):
         self.ticket: Final = ticket
         self.first_page: Final = first_page
         self.keys: Final = keys
+        self.weights: Final = weights
 
     def adopt(self) -> None:
         super().adopt()
@@ -210,11 +212,13 @@ class PrefetchBook:
     _held: dict[int, Prefetch] = field(default_factory=dict)
     _reading: dict[int, str] = field(default_factory=dict)
 
-    def reserve(self, request: Request, first_page: int, keys: list[PageKey]) -> Prefetch:
+    def reserve(
+        self, request: Request, first_page: int, keys: list[PageKey], weights: str = ""
+    ) -> Prefetch:
         """Raises :class:`Exhausted` when ``total`` reads are in flight, given up ones included."""
         if len(self._held.keys() | self._reading.keys()) >= self.total:
             raise Exhausted(f"prefetches: {self.total} in flight")
-        lease = Prefetch(self, request, self.next_ticket(), first_page, keys)
+        lease = Prefetch(self, request, self.next_ticket(), first_page, keys, weights)
         self._held[lease.ticket] = lease
         return lease
 

@@ -85,7 +85,8 @@ class StoredKv:
     def reserve(self, request: Request) -> Prefetch:
         """The load of what :meth:`hits` found; it starts when the lease is adopted."""
         first = self._matched(request.tokens)
-        return self.prefetches.reserve(request, first, self.hits(request.tokens))
+        keys = self.hits(request.tokens)
+        return self.prefetches.reserve(request, first, keys, self._kv.weights)
 
     def poll(self) -> list[Prefetch]:
         """Loads that are over, still waited for, and brought nothing; the others are copied in."""
@@ -134,8 +135,8 @@ class StoredKv:
     def _start_import(self, lease: Prefetch, blobs: list[bytes]) -> bool:
         """Copy loaded pages in; false if there are none, or no room or place for them."""
         node, have = self._place(lease)
-        if not blobs or len(have) < lease.first_page:
-            return False  # nothing came, or what it continues was evicted meanwhile
+        if not blobs or len(have) < lease.first_page or lease.weights != self._kv.weights:
+            return False  # nothing came, or it continues nothing: evicted, or of other weights
         owner = f"{STORE_OWNER}{lease.ticket}"
         self._kv.cache.lock(node, owner)  # making room must not evict what this continues
         taken = self._kv.take(owner, len(blobs))
@@ -150,7 +151,8 @@ class StoredKv:
         """Put pages that were copied in into the prefix cache, for whoever has the same text."""
         lease, pages = done.lease, done.pages
         _, have = self._place(lease)
-        loaded = copied and len(have) == lease.first_page
+        current = lease.weights == self._kv.weights
+        loaded = copied and current and len(have) == lease.first_page
         if loaded:
             owner = f"{STORE_OWNER}{lease.ticket}"
             count = lease.first_page + len(pages)

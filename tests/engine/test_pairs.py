@@ -6,6 +6,7 @@ alone."""
 
 from random import Random
 
+import msgspec
 import pytest
 
 from tests.support.oracle import golden
@@ -127,3 +128,52 @@ def test_a_prefill_that_is_gone_ends_what_has_not_landed_and_nothing_else() -> N
     assert finish.status == 503
     assert PREFILL in finish.message
     assert pair.answers["old"].tokens == golden(old.prompt, old.sampling, 4096).tokens
+
+
+def test_a_prompt_beyond_decodes_limit_is_refused_alike_on_both_sides() -> None:
+    """Design, section 6: static limits answer the same 400 on prefill and decode, whoever is first."""
+    for prefill_first in (False, True):
+        pair = Pair(1)
+        object.__setattr__(pair.decode.limits, "pool_tokens", 10)
+        message = Submit("r", list(range(20)), SamplingParams(max_new_tokens=4))
+        pair.submit(message, prefill_first)
+        pair.settle()
+        assert pair.answers["r"].finish is not None
+        assert pair.answers["r"].finish.status == 400
+        assert pair.prefill.roster.recent["r"].finish is not None
+        assert pair.prefill.roster.recent["r"].finish.status == 400
+
+
+def test_an_invalid_retry_does_not_end_the_request_it_repeats() -> None:
+    """Invariant 7: a refused submission changes nothing."""
+    pair = Pair(2)
+    message = Submit("r", list(range(9)), SamplingParams(max_new_tokens=8, temperature=0.0))
+    pair.submit(message, prefill_first=True)
+    while not pair.answers["r"].tokens:
+        pair.turn()
+    bad = Submit("r", [], message.sampling, room="other", prefill=PREFILL)
+    pair.decode.submit(bad)
+    assert pair.decode.roster.live["r"].state == "decoding"
+
+
+def test_many_arrivals_are_refused_and_not_fatal() -> None:
+    pair = Pair(4)
+    for number in range(400):
+        body = Submit(f"r{number}", [1, 2, 3], SamplingParams(max_new_tokens=2))
+        for scheduler in (pair.prefill, pair.decode):
+            scheduler.submit(msgspec.structs.replace(body, room=f"x{number}", prefill=PREFILL))
+    assert len(pair.decode.roster.live) == len(pair.prefill.roster.live) == 264
+
+
+def test_a_slot_record_that_does_not_decode_ends_its_request_only() -> None:
+    pair = Pair(5)
+    message = Submit("r", list(range(9)), SamplingParams(max_new_tokens=8))
+    pair.submit(message, prefill_first=True)
+    while not any(isinstance(what, int) for _, what, _ in pair.wire.queue):
+        pair.turn()
+    ticket, slot, _ = next(entry for entry in pair.wire.queue if isinstance(entry[1], int))
+    pair.wire.queue[-1] = (ticket, slot, b"\xc1 not msgpack")
+    pair.settle()
+    finish = pair.answers["r"].finish
+    assert finish is not None
+    assert finish.status == 500
