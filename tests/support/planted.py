@@ -211,7 +211,7 @@ def a_double_free_in_the_prefix_cache(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "_remove", remove)
 
 
-@bug("walks", "(LifecycleBug|Broken: audit): .*free list differs")
+@bug("walks", r"free list differs|LeaseError: page \d+ was free and is owned")
 def a_double_free_past_the_owners(patch: pytest.MonkeyPatch) -> None:
     """The page is put on the free list by hand as well."""
     original = PrefixCache._remove
@@ -285,7 +285,10 @@ def a_match_that_leaves_nothing_to_compute(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "match", match)
 
 
-@bug("walks", "LifecycleBug: .*(is not its own|touches released)|LeaseError")
+@bug(
+    "walks",
+    "LifecycleBug: .*(is not its own|touches released|locked and owned by nobody)|LeaseError",
+)
 def a_shared_page_that_is_not_owned(patch: pytest.MonkeyPatch) -> None:
     """B26's other half: matched pages are used and not claimed."""
     original = ledger.PagePool.share
