@@ -47,8 +47,8 @@ _REQUEST_MASK: Final = (1 << _REQUEST_BITS) - 1
 class _Found(Exception):  # noqa: N818 - it is how a search ends
     """A step of the state being expanded is a violation."""
 
-    def __init__(self, who: int, label: str, after: int, what: str) -> None:
-        self.who, self.label, self.after, self.what = who, label, after, what
+    def __init__(self, label: str, after: int, what: str) -> None:
+        self.label, self.after, self.what = label, after, what
 
 
 Arc: TypeAlias = tuple[Cost, int, int, int, int]
@@ -178,12 +178,11 @@ class Explorer:
                 if left >= 0:
                     other.append(arc[4] | left)
             if arcs.suspect:
-                self._suspect(arcs.suspect, 0, -1, budget)
+                self._suspect(arcs.suspect, -1, budget)
         else:
             high = state >> (_LOW + _REQUEST_BITS)
             hits, rests = [], True
-            for who, rid in enumerate((high, low)):
-                mate = low if who == 0 else high
+            for rid, mate in ((high, low), (low, high)):
                 claimed, mate_low = self._claims[mate], mate << _LOW
                 mate_high = mate_low << _REQUEST_BITS
                 arcs = self._arcs.get((rid << _ENV_BITS) | env) or self._compile(env, rid)
@@ -203,7 +202,7 @@ class Explorer:
                     else:
                         other.append(mate_high | as_low | left)
                 if arcs.suspect:
-                    self._suspect(arcs.suspect, who, mate, budget)
+                    self._suspect(arcs.suspect, mate, budget)
                 rests = rests and arcs.rests
                 hits.append(arcs.hits)
                 if rid == mate:
@@ -212,7 +211,7 @@ class Explorer:
             self._node_events(env, (high, low), hits, budget, fair, other)
         return fair, other, rests
 
-    def _suspect(self, arcs: list[tuple[Arc, Step]], who: int, mate: int, budget: int) -> None:
+    def _suspect(self, arcs: list[tuple[Arc, Step]], mate: int, budget: int) -> None:
         faultless = budget & 3 == self._whole & 3
         claimed = self._claims[mate] if mate >= 0 else 0
         for arc, step in arcs:
@@ -222,7 +221,7 @@ class Explorer:
             env = (arc[4] >> _BUDGET_BITS) & _ENV_MASK
             ids = [arc[2], mate] if mate >= 0 else [arc[2]]
             what = step.violation or "without any fault, only a heartbeat can help here"
-            raise _Found(who, step.label, self._pack(ids, env, left), what)
+            raise _Found(step.label, self._pack(ids, env, left), what)
 
     def _node_events(
         self,
@@ -243,7 +242,7 @@ class Explorer:
                 continue  # it changed nothing, and cost something
             state = self._pack(ids, after, left)
             if first.violation or second.violation:
-                raise _Found(0, label, state, first.violation or second.violation)
+                raise _Found(label, state, first.violation or second.violation)
             (other if cost else fair).append(state)
 
     # --- compiled steps ---
@@ -258,7 +257,16 @@ class Explorer:
             for (cost, after, label), hit in zip(self._events[env], hits, strict=True):
                 if hit is not None:
                     steps.append(
-                        Step(label, cost, 0, self._envs[after], hit.request, False, hit.violation)
+                        Step(
+                            label,
+                            cost,
+                            0,
+                            self._envs[after],
+                            hit.request,
+                            False,
+                            hit.violation,
+                            hit.moves,
+                        )
                     )
         else:
             for hit in hits:
@@ -371,41 +379,57 @@ class Explorer:
         return [order[p] for p in reversed(path)]
 
     def _violation(self, path: list[int], found: _Found | None) -> Violation:
-        steps = [self._between(a, b) for a, b in pairwise(path)]
+        """Walk the path again, with a fixed name for each request: in a state they are sorted."""
+        env, ids = self._unpack(path[0])
+        names = list(ids)
+        start, steps = self._text(env, names), list[Taken]()
+        for before, after in pairwise(path):
+            steps.append(self._again(before, after, names, None))
         if found is not None:
-            steps.append(Taken(found.who, found.label, self._text(found.after)))
-            what = found.what
-        else:
-            what = "from here on it can never come to rest: a deadlock, a livelock or a leak"
-        return Violation(what, self._text(path[0]), tuple(steps))
+            steps.append(self._again(path[-1], found.after, names, found.label))
+            return Violation(found.what, start, tuple(steps))
+        what = "from here on it can never come to rest: a deadlock, a livelock or a leak"
+        return Violation(what, start, tuple(steps))
 
-    def _between(self, before: int, after: int) -> Taken:
-        """The step that leads from one state to the other."""
-        env, ids = self._unpack(before)
-        spend, text = self._spend[before & _BUDGET_MASK], self._text(after)
-        environment = self._envs[env]
-        for who, rid in enumerate(ids):
-            others = ids[:who] + ids[who + 1 :]
+    def _again(self, before: int, after: int, names: list[int], label: str | None) -> Taken:
+        """The step between two states; ``names`` becomes what the requests are after it.
+        ``label``: the step is the one that is wrong."""
+        env, _ = self._unpack(before)
+        environment, spend = self._envs[env], self._spend[before & _BUDGET_MASK]
+        for who, rid in enumerate(names):
+            others = names[:who] + names[who + 1 :]
             claimed = self._claims[others[0]] if others else 0
             for step in self.model.steps(environment, self._all[rid]):
                 left = spend[step.cost]
-                if left < 0 or step.needs & claimed or step.request not in self._ids:
+                if left < 0 or step.needs & claimed or label not in (None, step.label):
                     continue
-                target = [self._ids[step.request], *others]
-                if self._pack(target, self._env(step.environment), left) == after:
-                    return Taken(who, step.label, text)
-        for cost, target_env, label in self._events[env]:
-            hits = [self.model.hit(label, environment, self._all[rid]) for rid in ids]
-            targets = [self._ids[hit.request] for hit in hits if hit is not None]
-            if spend[cost] < 0 or len(targets) < len(ids):
+                if label is None and step.violation:
+                    continue
+                target = self._intern(step.request)
+                state = self._pack([target, *others], self._env(step.environment), left)
+                if state == after:
+                    names[who] = target
+                    return Taken(who, step.label, self._text_of(after, names), step.moves)
+        for cost, target_env, event in self._of_node(env):
+            hits = [self.model.hit(event, environment, self._all[rid]) for rid in names]
+            struck = [hit for hit in hits if hit is not None]
+            if spend[cost] < 0 or len(struck) < len(names) or label not in (None, event):
                 continue
+            targets = [self._intern(hit.request) for hit in struck]
             if self._pack(targets, target_env, spend[cost]) == after:
-                return Taken(-1, label, text)
+                names[:] = targets
+                moves = tuple(
+                    move._replace(who=who) for who, hit in enumerate(struck) for move in hit.moves
+                )
+                return Taken(-1, event, self._text_of(after, names), moves)
         raise AssertionError("a state without the step that led to it")
 
-    def _text(self, state: int) -> str:
-        env, ids = self._unpack(state)
-        return self.model.describe(self._envs[env], [self._all[rid] for rid in ids])
+    def _text_of(self, state: int, names: Sequence[int]) -> str:
+        env, _ = self._unpack(state)
+        return self._text(env, names)
+
+    def _text(self, env: int, names: Sequence[int]) -> str:
+        return self.model.describe(self._envs[env], [self._all[rid] for rid in names])
 
 
 def _budget_code(budget: Budget) -> int:

@@ -37,6 +37,18 @@ Environment: TypeAlias = Any
 """Hashable, and each model's own."""
 
 
+class Moved(NamedTuple):
+    """An edge that a life takes in a step."""
+
+    role: str
+    current: bool
+    """It is the decode life, or the prefill life that shares its room now."""
+    event: str
+    by: str
+    why: str
+    who: int = 0
+
+
 class Step(NamedTuple):
     """What one request may do."""
 
@@ -49,6 +61,7 @@ class Step(NamedTuple):
     repair: bool = False
     """Only a heartbeat brings it about. Without a fault before, that is a violation."""
     violation: str = ""
+    moves: tuple[Moved, ...] = ()
 
 
 class Hit(NamedTuple):
@@ -56,6 +69,7 @@ class Hit(NamedTuple):
 
     request: Request
     violation: str = ""
+    moves: tuple[Moved, ...] = ()
 
 
 _Environment = TypeVar("_Environment")
@@ -100,6 +114,7 @@ class Taken:
     """Index of the request; -1 for an event of a node."""
     label: str
     after: str
+    moves: tuple[Moved, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

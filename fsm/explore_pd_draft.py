@@ -5,6 +5,7 @@ from typing import Final
 
 from fsm import protocol
 from fsm.chart import Chart
+from fsm.explore_base import Moved
 from fsm.explore_pd import (
     ABSENT,
     BUSY,
@@ -48,6 +49,7 @@ class Draft:
         self.current = current
         self.opened = False
         """A rebuild has opened a new leg in this step."""
+        self.moves: list[Moved] = []
         self.says: list[Frame] = []
         """For the current leg, where that is not the one at hand."""
 
@@ -91,7 +93,7 @@ class Draft:
             assert decision.event is not None
             if decision.event == "landed":
                 self._land(weights)
-            self.move_decode(decision.event, message)
+            self.move_decode(decision.event, message, decision.by)
             if not design.is_proof(message):
                 return decision
         if decision.effect == "refuse":
@@ -100,7 +102,7 @@ class Draft:
             self.tell_prefill(design.on_reply("decode", self.place, message, decision.effect))
         return decision
 
-    def move_decode(self, event: str, cause: Message | None = None) -> None:
+    def move_decode(self, event: str, cause: Message | None = None, by: str = "") -> None:
         """Fire ``event`` on the decode life, and say what the protocol says."""
         chart = self.design.decode
         edge = chart.table[self.place, event]
@@ -111,6 +113,7 @@ class Draft:
         if self.design.clears_slot(chart, edge):
             self.dirty = False
         self.answers += "frontend_records" in before - after
+        self.moves.append(Moved("decode", True, event, by or edge.by[0], cause or "policy"))
         self.place = edge.target
         if event == "rebuild":
             self.current, self.opened = False, True
@@ -153,7 +156,7 @@ class Draft:
             if decision.effect != "fire":
                 break
             assert decision.event is not None
-            self.move_prefill(decision.event, message)
+            self.move_prefill(decision.event, message, decision.by)
             if not design.is_proof(message):
                 return decision
         if decision.effect == "refuse":
@@ -165,13 +168,16 @@ class Draft:
             )
         return decision
 
-    def move_prefill(self, event: str, cause: Message | None = None) -> None:
+    def move_prefill(self, event: str, cause: Message | None = None, by: str = "") -> None:
         chart, leg = self.design.prefill, self.leg
         edge = chart.table[leg.state, event]
         if edge.pages == "cache" and leg.weights != self.prefill_weights:
             raise Broken("pages go to the prefix cache that were computed under other weights")
         before, after = chart.holds[edge.source], chart.holds[edge.target]
         _no_memory_for_a_message(cause, after - before, PREFILL_POOLS)
+        self.moves.append(
+            Moved("prefill", self.current, event, by or edge.by[0], cause or "policy")
+        )
         answers = "frontend_records" in before - after
         self.leg = leg._replace(state=edge.target, answers=leg.answers + answers)
         if edge.target == "done":

@@ -4,7 +4,7 @@ of a node, claims and rest. What a step is made of is in :mod:`fsm.explore_pd_st
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from fsm.explore_base import FAULT, FREE, REBUILD, UNSURE, Cost, Hit, Step
+from fsm.explore_base import FAULT, FREE, REBUILD, UNSURE, Cost, Hit, Moved, Step
 from fsm.explore_pd import (
     ABSENT,
     DEAD,
@@ -49,6 +49,7 @@ class Part(NamedTuple):
     is_over: bool
     opened: bool
     says: tuple[Frame, ...]
+    moves: tuple[Moved, ...]
 
 
 class PairModel:
@@ -124,6 +125,7 @@ class PairModel:
                 self._with_current(part, earlier),
                 part.repair,
                 part.violation,
+                part.moves,
             )
             for part in self._of(environment, core, leg, True)
         ]
@@ -144,6 +146,7 @@ class PairModel:
                         life,
                         part.repair,
                         part.violation,
+                        part.moves,
                     )
                 )
         for role in ROLES:
@@ -202,6 +205,7 @@ class PairModel:
             leg.is_over,
             draft.opened,
             tuple(draft.says),
+            tuple(draft.moves),
         )
 
     # --- memory ---
@@ -255,7 +259,8 @@ class PairModel:
             if not allowed:
                 return None
         part = self._part_hit(label, environment, core, leg)
-        return Hit(self._with_current(part, earlier), violation or part.violation)
+        key = self._with_current(part, earlier)
+        return Hit(key, violation or part.violation, part.moves)
 
     def _part_hit(self, label: str, world: World, core: int, leg: int) -> Part:
         """What an event of a node does to a decode life and one leg."""
