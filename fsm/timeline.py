@@ -58,17 +58,17 @@ class Lane:
     marks: list[Mark] = field(default_factory=list)
     end: float | None = None
     outcome: str = ""
-    state: str = ""
+    stage: str = ""
     since: float = 0.0
 
     def move(self, time: float, source: str, target: str) -> None:
         if time > self.since or not self.spans:
-            self.spans.append(Span(self.state or source, self.since, time))
-        self.state, self.since = target, time
+            self.spans.append(Span(self.stage or source, self.since, time))
+        self.stage, self.since = target, time
 
     def close(self, time: float) -> None:
         """The trace ends while it is open."""
-        self.spans.append(Span(self.state, self.since, time))
+        self.spans.append(Span(self.stage, self.since, time))
 
 
 @dataclass(frozen=True, slots=True)
