@@ -155,7 +155,7 @@ class NodeStats:
             life.stage, life.since = line.target, time
             if line.target == "done":
                 del self._lives[line.life]
-        if "pages" in line.dropped and line.target != "done":
+        if "pages" in line.dropped and line.target == "retracted":
             self.retractions += 1
         for name in line.taken:
             self._count(time, name, 1)
