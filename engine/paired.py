@@ -45,6 +45,8 @@ from transport.control import (
 from transport.messages import Finish, Submit
 
 HEARTBEAT_S: Final = 1.0
+SILENCE_S: Final = (protocol.MISSES + 0.5) * HEARTBEAT_S
+"""Two heartbeats are missing, and the third is late."""
 DOOR_CAPACITY: Final = 4096
 MEETING_TIMEOUT_S: Final = 30.0
 TRANSFER_TIMEOUT_S: Final = 60.0
@@ -82,6 +84,8 @@ class Peer:
 
     boot_id: str
     heard_at: float
+    silent: bool = False
+    """Not heard for :data:`SILENCE_S`."""
     paused: bool = False
     missing: dict[str, int] | None = None
     """Rooms of ours that its last heartbeats did not list: how often in a row."""
@@ -486,7 +490,10 @@ class PairedScheduler(SchedulerCore):
         now = self._now()
         if now >= self._next_heartbeat and (self._rooms or self.peers):
             self._next_heartbeat = now + HEARTBEAT_S
-            self._beat(now)
+            self._beat()
+            self._listen(now)
+        elif any(not p.silent and now - p.heard_at >= SILENCE_S for p in self.peers.values()):
+            self._listen(now)
 
     def next_deadline(self) -> float | None:
         times = [t for t in [super().next_deadline()] if t is not None]
@@ -494,10 +501,11 @@ class PairedScheduler(SchedulerCore):
             # Also without a room: silence is noticed only by whoever listens all the time, and
             # the first request after a quiet hour must not find its peer "silent" (B81).
             times.append(self._next_heartbeat)
+            times += [p.heard_at + SILENCE_S for p in self.peers.values() if not p.silent]
         return min(times, default=None)
 
-    def _beat(self, now: float) -> None:
-        """Say what stands, and notice who is silent."""
+    def _beat(self) -> None:
+        """Say what stands."""
         nodes: dict[str, list[str]] = {name: [] for name in self.peers}
         for room, request in list(self._rooms.items()):
             pairing = self._pairing(request)
@@ -507,8 +515,12 @@ class PairedScheduler(SchedulerCore):
             self._stand(request, pairing)
         for node, rooms in nodes.items():
             self._send(node, Heartbeat(self.node, self.boot_id, rooms, self.pause_mode is not None))
+
+    def _listen(self, now: float) -> None:
+        """Whoever was not heard for too long may be frozen, or cut off: requests do not wait."""
         for node, peer in list(self.peers.items()):
-            if now - peer.heard_at > protocol.MISSES * HEARTBEAT_S:
+            if now - peer.heard_at >= SILENCE_S:
+                peer.silent = True
                 for request in self._with(node):
                     self._deliver(request, "peer_missed", self._gone(node))
 
@@ -544,7 +556,7 @@ class PairedScheduler(SchedulerCore):
             peer = self.peers[node] = Peer(boot_id, self._clock())
             if known:
                 self._process_gone(node, boot_id)
-        peer.heard_at = self._clock()
+        peer.heard_at, peer.silent = self._clock(), False
         return peer
 
     def _with(self, node: str) -> list[Request]:

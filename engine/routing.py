@@ -27,8 +27,8 @@ Kind: TypeAlias = Literal["unified", "prefill", "decode"]
 RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 """What may be tried again elsewhere, as long as the client has seen nothing."""
 
-SILENCE_S: Final = 2.5
-"""A worker that was not heard for so long is lost: two heartbeats and a half."""
+SILENCE_S: Final = 2.0
+"""A worker that was not heard for so long is lost: four probes without an answer."""
 
 REMEMBERED: Final = 4096
 """Ended rids, so that a late abort is told "finished" and not "unknown"."""
@@ -246,7 +246,7 @@ class Router:
         """Notice who is silent."""
         actions: list[Action] = []
         for worker in self.workers.values():
-            if worker.up and now - worker.heard_at > SILENCE_S:
+            if worker.up and now - worker.heard_at >= SILENCE_S:
                 actions += self.lost(worker.name)
         return actions
 

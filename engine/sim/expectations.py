@@ -268,7 +268,7 @@ def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
         figures = {
             "logprobs": len(view.member.logprobs),
             "retractions": sum(
-                move.target == "retracted"
+                move.target in ("retracted", "held")
                 for life in run.lives_of(view.name)
                 for move in life.moves
             ),
