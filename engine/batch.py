@@ -92,13 +92,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one item of a step produced. ``token`` is None for items that did not sample."""
+    """What one item of a step produced. ``token`` is None for items that did not sample, and for
+    those with an ``error``."""
 
     token: int | None
     logprob: float | None = None
     top_logprobs: TopLogprobs | None = None
     """``top_logprobs`` most likely tokens, best first."""
     chosen_logprobs: TopLogprobs | None = None
+    error: str | None = None
+    """Why this item could not be computed, although the step was: a step that failed before it left
+    its row behind, for example. Its request fails, the step's others do not."""
 
 
 @dataclass(frozen=True, slots=True)

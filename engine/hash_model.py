@@ -18,7 +18,7 @@ context alone. This module does not import torch."""
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from engine.batch import FEED, Batch, RowInit, Sampled, StepResult
@@ -51,8 +51,10 @@ class _Page:
 
 @dataclass(slots=True)
 class _Row:
+    init: RowInit
     last: int = 0
-    init: RowInit | None = field(default=None)
+    last_position: int = -1
+    """Where :attr:`last`, the token that was sampled last, goes; -1 before the first."""
 
 
 class HashModel:
@@ -80,21 +82,26 @@ class HashModel:
 
     def execute(self, batch: Batch) -> StepResult:
         for init in batch.rows:
-            self._rows[init.row] = _Row(init=init)
+            self._rows[init.row] = _Row(init)
         sampled = []
         offset = 0
         for index, item in enumerate(batch.items):
-            row = self._rows[item.row]
+            row = self._rows.get(item.row)
             pages = batch.pages_of(index)
-            for position in range(item.start, item.start + item.count):
-                token = batch.tokens[offset]
-                offset += 1
+            tokens = batch.tokens[offset : offset + item.count]
+            offset += item.count
+            if row is None or (FEED in tokens and row.last_position != item.start):
+                # The step that should have left this row behind has failed.
+                sampled.append(Sampled(None, error=f"row {item.row} has not come so far"))
+                continue
+            for position, token in enumerate(tokens, item.start):
                 self._write(pages, position, row.last if token == FEED else token)
             if not item.sample:
                 sampled.append(Sampled(None))
                 continue
             result = self._sample(row, pages, item.start + item.count)
             row.last = result.token if result.token is not None else 0
+            row.last_position = item.start + item.count
             sampled.append(result)
         return StepResult(batch.step, tuple(sampled))
 
@@ -140,8 +147,6 @@ class HashModel:
         return page.total
 
     def _sample(self, row: _Row, pages: array[int], length: int) -> Sampled:
-        if row.init is None:
-            raise ValueError("a row was sampled that no request had taken")
         sampling = row.init.sampling
         context = self._context(pages, length)
         choice = context
