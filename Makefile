@@ -28,7 +28,7 @@ export no_proxy := $(NO_PROXY)
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help serve test check bench soak charts clean
+.PHONY: help serve test check bench explore soak charts clean
 .DELETE_ON_ERROR:
 
 help:

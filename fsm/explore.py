@@ -17,59 +17,24 @@ import gc
 import time
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise, product
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
-from fsm.explore_base import (
-    NO_BUDGET,
-    Budget,
-    Cost,
-    Environment,
-    Hit,
-    Model,
-    Progress,
-    Request,
-    Result,
-    Step,
-    Taken,
-    Violation,
+from fsm.explore_base import NO_BUDGET, Budget, Hit, Model, Progress, Request, Result, Step
+from fsm.explore_space import (
+    BUDGET_BITS,
+    BUDGET_MASK,
+    ENV_BITS,
+    ENV_MASK,
+    LOW,
+    REQUEST_BITS,
+    REQUEST_MASK,
+    Arc,
+    Found,
+    Space,
 )
 
-_BUDGET_BITS: Final = 8
-_ENV_BITS: Final = 10
-_REQUEST_BITS: Final = 22
-_LOW: Final = _BUDGET_BITS + _ENV_BITS
-_BUDGET_MASK: Final = (1 << _BUDGET_BITS) - 1
-_ENV_MASK: Final = (1 << _ENV_BITS) - 1
-_REQUEST_MASK: Final = (1 << _REQUEST_BITS) - 1
 
-
-class _Found(Exception):  # noqa: N818 - it is how a search ends
-    """A step of the state being expanded is a violation."""
-
-    def __init__(self, label: str, after: int, what: str) -> None:
-        self.label, self.after, self.what = label, after, what
-
-
-Arc: TypeAlias = tuple[Cost, int, int, int, int]
-"""(cost, needs, request after it, and the same shifted to the place of the higher and of the lower
-request of a pair, each with the environment after it)."""
-
-
-class Arcs(NamedTuple):
-    """The compiled steps of one request in one environment."""
-
-    fair: list[Arc]
-    """Those that can be counted on."""
-    other: list[Arc]
-    suspect: list[tuple[Arc, Step]]
-    """Violations, and repairs, which are violations as long as nothing went wrong."""
-    hits: list[Hit | None]
-    """What the events of a node do to it, in their order; a request of a pair only."""
-    rests: bool
-
-
-class Explorer:
+class Explorer(Space):
     """One exploration: a model, a number of requests, and a budget."""
 
     def __init__(
@@ -79,21 +44,9 @@ class Explorer:
         budget: Budget = NO_BUDGET,
         progress: Progress | None = None,
     ) -> None:
-        if requests not in (1, 2):
-            raise ValueError("one or two requests")
-        self.model: Final[Model[Any, Any]] = model
+        super().__init__(model, requests, budget)
         self.result: Final = Result(model.name, requests, budget)
-        self._requests = requests
         self._progress = progress
-        self._env_ids: dict[Environment, int] = {}
-        self._envs: list[Environment] = []
-        self._ids: dict[Request, int] = {}
-        self._all: list[Request] = []
-        self._claims: list[int] = []
-        self._arcs: dict[int, Arcs] = {}
-        self._events: dict[int, list[tuple[Cost, int, str]]] = {}
-        self._spend = _spending(budget)
-        self._whole = _budget_code(budget)
 
     # --- the search ---
 
@@ -144,7 +97,7 @@ class Explorer:
                 if stuck is not None:
                     path = self._path(order, parents, stuck)
                     result.violation = self._violation(path, None)
-        except _Found as found_one:
+        except Found as found_one:
             path = self._path(order, parents, position)
             result.violation = self._violation(path, found_one)
         finally:
@@ -162,15 +115,15 @@ class Explorer:
         """The states after one step: those that can be counted on, and the others; and whether
         everything is at rest.
 
-        Raises :class:`_Found`."""
-        budget = state & _BUDGET_MASK
-        env = (state >> _BUDGET_BITS) & _ENV_MASK
+        Raises :class:`Found`."""
+        budget = state & BUDGET_MASK
+        env = (state >> BUDGET_BITS) & ENV_MASK
         spend = self._spend[budget]
-        low = (state >> _LOW) & _REQUEST_MASK
+        low = (state >> LOW) & REQUEST_MASK
         fair: list[int] = []
         other: list[int] = []
         if self._requests == 1:
-            arcs = self._arcs.get((low << _ENV_BITS) | env) or self._compile(env, low)
+            arcs = self._arcs.get((low << ENV_BITS) | env) or self._compile(env, low)
             rests = arcs.rests
             fair += [arc[4] | budget for arc in arcs.fair]
             for arc in arcs.other:
@@ -180,12 +133,12 @@ class Explorer:
             if arcs.suspect:
                 self._suspect(arcs.suspect, -1, budget)
         else:
-            high = state >> (_LOW + _REQUEST_BITS)
+            high = state >> (LOW + REQUEST_BITS)
             hits, rests = [], True
             for rid, mate in ((high, low), (low, high)):
-                claimed, mate_low = self._claims[mate], mate << _LOW
-                mate_high = mate_low << _REQUEST_BITS
-                arcs = self._arcs.get((rid << _ENV_BITS) | env) or self._compile(env, rid)
+                claimed, mate_low = self._claims[mate], mate << LOW
+                mate_high = mate_low << REQUEST_BITS
+                arcs = self._arcs.get((rid << ENV_BITS) | env) or self._compile(env, rid)
                 for _, needs, target, as_high, as_low in arcs.fair:
                     if needs & claimed:
                         continue
@@ -218,10 +171,10 @@ class Explorer:
             left = self._spend[budget][arc[0]]
             if left < 0 or arc[1] & claimed or not (step.violation or faultless):
                 continue
-            env = (arc[4] >> _BUDGET_BITS) & _ENV_MASK
+            env = (arc[4] >> BUDGET_BITS) & ENV_MASK
             ids = [arc[2], mate] if mate >= 0 else [arc[2]]
             what = step.violation or "without any fault, only a heartbeat can help here"
-            raise _Found(step.label, self._pack(ids, env, left), what)
+            raise Found(step.label, self._pack(ids, env, left), what)
 
     def _node_events(
         self,
@@ -242,92 +195,8 @@ class Explorer:
                 continue  # it changed nothing, and cost something
             state = self._pack(ids, after, left)
             if first.violation or second.violation:
-                raise _Found(label, state, first.violation or second.violation)
+                raise Found(label, state, first.violation or second.violation)
             (other if cost else fair).append(state)
-
-    # --- compiled steps ---
-
-    def _compile(self, env: int, rid: int) -> Arcs:
-        environment, request = self._envs[env], self._all[rid]
-        arcs = Arcs([], [], [], [], self.model.at_rest(environment, request))
-        known: set[tuple[Cost, int]] = set()
-        steps = self.model.steps(environment, request)
-        hits = [self.model.hit(label, environment, request) for _, _, label in self._of_node(env)]
-        if self._requests == 1:
-            for (cost, after, label), hit in zip(self._events[env], hits, strict=True):
-                if hit is not None:
-                    steps.append(
-                        Step(
-                            label,
-                            cost,
-                            0,
-                            self._envs[after],
-                            hit.request,
-                            False,
-                            hit.violation,
-                            hit.moves,
-                        )
-                    )
-        else:
-            for hit in hits:
-                if hit is not None:
-                    self._intern(hit.request)
-            arcs.hits.extend(hits)
-        for step in steps:
-            target, after = self._intern(step.request), self._env(step.environment)
-            as_low = (target << _LOW) | (after << _BUDGET_BITS)
-            as_high = (target << (_LOW + _REQUEST_BITS)) | (after << _BUDGET_BITS)
-            arc = (step.cost, step.needs, target, as_high, as_low)
-            if step.violation:
-                arcs.suspect.append((arc, step))
-                continue
-            if (target == rid and after == env) or (step.cost, as_low) in known:
-                continue
-            if step.repair:
-                arcs.suspect.append((arc, step))
-            known.add((step.cost, as_low))
-            (arcs.other if step.cost else arcs.fair).append(arc)
-        self._arcs[(rid << _ENV_BITS) | env] = arcs
-        return arcs
-
-    def _of_node(self, env: int) -> list[tuple[Cost, int, str]]:
-        """Events of a whole node: (cost, environment after, label)."""
-        events = self._events.get(env)
-        if events is None:
-            events = self._events[env] = [
-                (cost, self._env(after), label)
-                for label, cost, after in self.model.events(self._envs[env])
-            ]
-        return events
-
-    def _intern(self, request: Request) -> int:
-        rid = self._ids.get(request)
-        if rid is None:
-            rid = self._ids[request] = len(self._all)
-            self._all.append(request)
-            self._claims.append(self.model.claims(request))
-        return rid
-
-    def _env(self, environment: Environment) -> int:
-        env = self._env_ids.get(environment)
-        if env is None:
-            env = self._env_ids[environment] = len(self._envs)
-            self._envs.append(environment)
-        return env
-
-    @staticmethod
-    def _pack(ids: Sequence[int], env: int, budget: int) -> int:
-        packed = 0
-        for rid in sorted(ids, reverse=True):
-            packed = (packed << _REQUEST_BITS) | rid
-        return (packed << _LOW) | (env << _BUDGET_BITS) | budget
-
-    def _unpack(self, state: int) -> tuple[int, tuple[int, ...]]:
-        """(environment, requests)."""
-        env = (state >> _BUDGET_BITS) & _ENV_MASK
-        shifts = (_LOW + _REQUEST_BITS * n for n in range(self._requests))
-        ids = [(state >> shift) & _REQUEST_MASK for shift in shifts]
-        return env, tuple(reversed(ids))
 
     # --- rest ---
 
@@ -364,12 +233,10 @@ class Explorer:
     def _seen(self, order: list[int]) -> set[Request]:
         ids: set[int] = set()
         for state in order:
-            ids.add((state >> _LOW) & _REQUEST_MASK)
+            ids.add((state >> LOW) & REQUEST_MASK)
             if self._requests == 2:
-                ids.add(state >> (_LOW + _REQUEST_BITS))
+                ids.add(state >> (LOW + REQUEST_BITS))
         return {self._all[rid] for rid in ids}
-
-    # --- counterexamples ---
 
     @staticmethod
     def _path(order: list[int], parents: "array[int]", position: int) -> list[int]:
@@ -377,75 +244,3 @@ class Explorer:
         while path[-1]:
             path.append(parents[path[-1]])
         return [order[p] for p in reversed(path)]
-
-    def _violation(self, path: list[int], found: _Found | None) -> Violation:
-        """Walk the path again, with a fixed name for each request: in a state they are sorted."""
-        env, ids = self._unpack(path[0])
-        names = list(ids)
-        start, steps = self._text(env, names), list[Taken]()
-        for before, after in pairwise(path):
-            steps.append(self._again(before, after, names, None))
-        if found is not None:
-            steps.append(self._again(path[-1], found.after, names, found.label))
-            return Violation(found.what, start, tuple(steps))
-        what = "from here on it can never come to rest: a deadlock, a livelock or a leak"
-        return Violation(what, start, tuple(steps))
-
-    def _again(self, before: int, after: int, names: list[int], label: str | None) -> Taken:
-        """The step between two states; ``names`` becomes what the requests are after it.
-        ``label``: the step is the one that is wrong."""
-        env, _ = self._unpack(before)
-        environment, spend = self._envs[env], self._spend[before & _BUDGET_MASK]
-        for who, rid in enumerate(names):
-            others = names[:who] + names[who + 1 :]
-            claimed = self._claims[others[0]] if others else 0
-            for step in self.model.steps(environment, self._all[rid]):
-                left = spend[step.cost]
-                if left < 0 or step.needs & claimed or label not in (None, step.label):
-                    continue
-                if label is None and step.violation:
-                    continue
-                target = self._intern(step.request)
-                state = self._pack([target, *others], self._env(step.environment), left)
-                if state == after:
-                    names[who] = target
-                    return Taken(who, step.label, self._text_of(after, names), step.moves)
-        for cost, target_env, event in self._of_node(env):
-            hits = [self.model.hit(event, environment, self._all[rid]) for rid in names]
-            struck = [hit for hit in hits if hit is not None]
-            if spend[cost] < 0 or len(struck) < len(names) or label not in (None, event):
-                continue
-            targets = [self._intern(hit.request) for hit in struck]
-            if self._pack(targets, target_env, spend[cost]) == after:
-                names[:] = targets
-                moves = tuple(
-                    move._replace(who=who) for who, hit in enumerate(struck) for move in hit.moves
-                )
-                return Taken(-1, event, self._text_of(after, names), moves)
-        raise AssertionError("a state without the step that led to it")
-
-    def _text_of(self, state: int, names: Sequence[int]) -> str:
-        env, _ = self._unpack(state)
-        return self._text(env, names)
-
-    def _text(self, env: int, names: Sequence[int]) -> str:
-        return self.model.describe(self._envs[env], [self._all[rid] for rid in names])
-
-
-def _budget_code(budget: Budget) -> int:
-    code = 0
-    for shift, value in zip((0, 2, 4, 6), budget, strict=True):
-        if not 0 <= value <= 3:
-            raise ValueError("a budget is 0 to 3")
-        code |= value << shift
-    return code
-
-
-def _spending(budget: Budget) -> dict[int, tuple[int, ...]]:
-    """budget code → budget code after a step of each cost; -1 where it cannot be paid."""
-    table = {}
-    for left in product(*(range(value + 1) for value in budget)):
-        code = _budget_code(Budget(*left))
-        paid = (code - (1 << shift) if left[n] else -1 for n, shift in enumerate((0, 2, 4, 6)))
-        table[code] = (code, *paid, code)
-    return table

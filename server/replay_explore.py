@@ -5,16 +5,20 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fsm.explore import Explorer
-from fsm.explore_base import Budget, Model, Result
+from fsm.explore_base import Budget, Model, Result, Violation
+from fsm.explore_pd import PRODUCTION
 from fsm.explore_pd_model import PairModel
+from fsm.explore_trace import to_traces
 from fsm.explore_unified import UnifiedModel
 from server.replay_files import FAULTS, FITS, UNUSABLE
 
@@ -105,6 +109,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="pages and rows for every request, instead of one unit that they contend for (pd)",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="stop after so many states")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FOLDER",
+        help="write a violation of a pair there, as traces that fsm-replay replays and draws",
+    )
     parser.add_argument("--long", action="store_true", help="the runs of docs/exploration.md")
     parser.set_defaults(handler=explore)
 
@@ -124,6 +134,8 @@ def explore(options: argparse.Namespace) -> int:
         if result.violation is not None:
             console.print(f"\n[red]violation[/] in {run.what}, shortest sequence of steps:")
             console.print(escape(str(result.violation)))
+            if options.traces is not None and run.what == "pd":
+                return _write_traces(result.violation, options.traces, console)
             return FAULTS
     unfinished = [run for run, result in results if not result.complete]
     if unfinished:
@@ -131,6 +143,21 @@ def explore(options: argparse.Namespace) -> int:
         return UNUSABLE
     console.print("[green]nothing found[/]: every property holds in every state")
     return FITS
+
+
+def _write_traces(violation: Violation, folder: Path, console: Console) -> int:
+    """A trace for each node; the exit code."""
+    encoder = msgspec.json.Encoder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for node, lines in to_traces(violation, PRODUCTION).items():
+            path = folder / f"{node}.jsonl"
+            path.write_bytes(b"".join(encoder.encode(line) + b"\n" for line in lines))
+            console.print(f"[dim]written[/] {escape(str(path))}")
+    except OSError as error:
+        console.print(f"[red]{escape(str(error))}[/]")
+        return UNUSABLE
+    return FAULTS
 
 
 def _runs(options: argparse.Namespace) -> Sequence[Run]:

@@ -11,7 +11,7 @@ from fsm import protocol
 from fsm.chart import Edge
 from fsm.decide import BOOKS, decide
 from fsm.protocol import CHARTS, READS, Address, Doors, FrameKind, Role, Terms
-from fsm.rules import Facts
+from fsm.rules import Effect, Facts, Message
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 KINDS: tuple[FrameKind, ...] = ("hello", "grant", "done", "landed", "reject", "abort", "quiet")
@@ -22,14 +22,16 @@ HELLO = Address("room 1", "decode:1", None)
 def test_every_frame_that_is_said_is_read_by_the_other_role() -> None:
     other: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
     said = {role: set[FrameKind]() for role in ROLES}
-    for (role, edge), met, cause in product(EDGES, (False, True), (None, "peer_abort")):
-        said[role] |= set(protocol.on_moved(role, edge, cause, met))  # type: ignore[arg-type]
+    causes: tuple[Message | None, ...] = (None, "peer_abort")
+    effects: tuple[Effect, ...] = ("keep", "finished")
+    for (role, edge), met, cause in product(EDGES, (False, True), causes):
+        said[role] |= set(protocol.on_moved(role, edge, cause, met))
     for role, (met, written) in product(ROLES, product((False, True), repeat=2)):
         for state in CHARTS[role].by_name:
             said[role] |= set(protocol.standing(role, state, met, written))
             said[role] |= set(protocol.on_new_weights(role, state))
-            for message, effect in product(BOOKS[role].messages, ("keep", "finished")):
-                said[role] |= set(protocol.on_reply(role, state, message, effect))  # type: ignore[arg-type]
+            for message, effect in product(BOOKS[role].messages, effects):
+                said[role] |= set(protocol.on_reply(role, state, message, effect))
     said["prefill"] |= set(protocol.on_written("sending"))
     said["prefill"] |= set(protocol.on_refused("hello", "reject"))
     for role in ROLES:

@@ -3,6 +3,8 @@
 Method: the command is called as a function, with small budgets; the violation is one of the
 planted bugs, in place of production's design."""
 
+from pathlib import Path
+
 import pytest
 
 from fsm.explore_pd_model import PairModel
@@ -91,3 +93,24 @@ def test_the_long_runs_name_what_ci_runs_and_more() -> None:
     runs = {(run.what, run.requests, run.budget, run.depth) for run in replay_explore.LONG}
     assert len(runs) >= 6
     assert any(run.requests == 2 and run.budget.rebuilds for run in replay_explore.LONG)
+
+
+def test_a_violation_is_written_as_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = next(bug for bug in PLANTED if bug.name == "decode's abort is not forwarded")
+    monkeypatch.setattr(replay_explore.Run, "model", lambda self: PairModel(rules.design))
+    assert main(["explore", "pd", "--traces", str(tmp_path / "out")]) == 1
+    written = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in written] == ["decode-0.jsonl", "prefill-0.jsonl"]
+    assert main([str(path) for path in written]) == 0, capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_is_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_explore.Run, "model", lambda self: PairModel(BUG.design))
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    assert main(["explore", "pd", "--traces", str(blocked)]) == 2
+    assert "file" in capsys.readouterr().out
