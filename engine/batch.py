@@ -18,6 +18,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.config import DType
 from transport.messages import SamplingParams, TopLogprobs
 
 FEED = -1
@@ -162,6 +163,16 @@ class Executor(Protocol):
     def weights_digest(self) -> str:
         """Identifies the weights by their content (invariant 9); pages are only valid under one
         digest."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """The compute type, with nothing left to choose."""
+        ...
+
+    @property
+    def kv_layout(self) -> str:
+        """How a page is laid out, in words; pages can be exchanged only where these are equal."""
         ...
 
     def execute(self, batch: Batch) -> StepResult:

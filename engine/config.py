@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+DType = Literal["auto", "float32", "bfloat16", "int4"]
+
 
 class EngineConfig(BaseModel):
     """Every field has a default that works. Sizes are in the unit their name says; times are in
@@ -22,9 +24,9 @@ class EngineConfig(BaseModel):
     """Where ``model`` was resolved to on this machine; empty for the hash model."""
     device: str = "cpu"
     """Where the model computes, in torch's names."""
-    dtype: Literal["float32", "bfloat16", "int4"] = "bfloat16"
+    dtype: DType = "auto"
     """Compute type. ``int4`` keeps weight matrices as 4-bit groups of 32 (CPU only) and computes
-    in bfloat16."""
+    in bfloat16. ``auto`` is int4 for 4-bit models on a CPU, bfloat16 for all others."""
     attention: Literal["torch", "flashinfer"] = "torch"
     """Attention back end; ``flashinfer`` needs an NVIDIA GPU and the extra of that name."""
     threads: int = Field(default=0, ge=0)

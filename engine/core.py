@@ -97,6 +97,8 @@ class ModelFacts:
     context_length: int
     eos_token_ids: tuple[int, ...]
     weights_digest: str
+    kv_layout: str = ""
+    """How a page is laid out, in words; equal only where pages can be exchanged."""
 
 
 @dataclass(slots=True)
@@ -180,6 +182,8 @@ class SchedulerCore(ABC):
                 store,
                 self.kv,
                 model.weights_digest,
+                config.dtype,
+                model.kv_layout,
                 config.max_prefetches,
                 runner.launch,
                 partial(self.tracer.lease, resource="prefetches") if trace is not None else None,

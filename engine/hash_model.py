@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.batch import FEED, Batch, RowInit, Sampled, StepResult
+from engine.config import DType
 
 BYTES: Final = 256
 BOS: Final = 256
@@ -66,6 +67,8 @@ class HashModel:
         self.vocab_size: Final = VOCAB_SIZE
         self.context_length: Final = context_length
         self.eos_token_ids: Final = (EOS,)
+        self.dtype: Final[DType] = "auto"
+        self.kv_layout: Final = f"u64 x {page_size}"
         self._page_size: Final = page_size
         self._pages = [_Page([0] * page_size) for _ in range(kv_pages)]
         self._rows: dict[int, _Row] = {}

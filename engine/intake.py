@@ -4,7 +4,6 @@ The server checks the same limits earlier and in the client's words; this is the
 counts. A refusal is a :class:`Refusal` with the HTTP status and the field, and the request
 retires from ``arrived`` with it."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +14,11 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 128
 MAX_CHOSEN_LOGPROBS: Final = 128
 MAX_GROUP: Final = 128
+MAX_BIAS: Final = 100.0
+"""Largest magnitude of a logit bias, as in the OpenAI API. It decides any choice already."""
+MIN_REPETITION_PENALTY: Final = 0.01
+MAX_REPETITION_PENALTY: Final = 2.0
+"""Logits are divided by it: a divisor near zero leaves the range of float32."""
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault
@@ -69,7 +73,8 @@ def check_submission(submit: Submit, prompt: list[int], limits: Limits) -> int:
             f"prompt: {len(prompt)} tokens can never fit; the KV pool holds {limits.pool_tokens}, "
             f"which leaves room for {limits.max_prompt_tokens}"
         )
-    if len(prompt) + sampling.max_new_tokens > limits.context_length:
+    overlong = len(prompt) + sampling.max_new_tokens > limits.context_length
+    if overlong and not submit.limit_is_default:
         raise Refusal(
             f"max_new_tokens: {len(prompt)} prompt tokens and {sampling.max_new_tokens} new ones "
             f"exceed the context length of {limits.context_length}"
@@ -91,6 +96,12 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         ("min_p", sampling.min_p, 0, 1),
         ("presence_penalty", sampling.presence_penalty, -2, 2),
         ("frequency_penalty", sampling.frequency_penalty, -2, 2),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
+        ),
         ("top_logprobs", sampling.top_logprobs, 0, MAX_TOP_LOGPROBS),
         ("seed", sampling.seed, -(2**63), 2**63 - 1),
     )
@@ -99,8 +110,6 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             raise Refusal(f"{name}: {value} is outside {low}..{high}")
     if not 0 < sampling.top_p <= 1:
         raise Refusal(f"top_p: {sampling.top_p} is outside (0, 1]")
-    if not 0 < sampling.repetition_penalty <= 2:
-        raise Refusal(f"repetition_penalty: {sampling.repetition_penalty} is outside (0, 2]")
     if sampling.top_k != -1 and sampling.top_k < 1:
         raise Refusal(f"top_k: {sampling.top_k} is neither -1 (off) nor at least 1")
     for name, ids, most in (
@@ -114,5 +123,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             if not 0 <= token < vocab_size:
                 raise Refusal(f"{name}: token id {token} is outside 0..{vocab_size - 1}")
     for token, bias in sampling.logit_bias.items():
-        if not math.isfinite(bias):
-            raise Refusal(f"logit_bias: {bias} for token {token} is not finite")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:  # false for NaN
+            raise Refusal(
+                f"logit_bias: {bias} for token {token} is outside {-MAX_BIAS}..{MAX_BIAS}"
+            )

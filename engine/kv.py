@@ -15,6 +15,7 @@ there, so either way the copy runs at the memory's speed.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,11 @@ class KVLayout:
     @property
     def page_shape(self) -> tuple[int, int, int, int, int]:
         return (self.num_layers, self.page_size, 2, self.num_kv_heads, self.head_dim)
+
+    def __str__(self) -> str:
+        """In words, for peers and stores."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} layers, tokens, kv, heads, dim = {'x'.join(map(str, self.page_shape))}"
 
     @property
     def page_bytes(self) -> int:
@@ -65,7 +71,8 @@ class KVPool:
         shape = (num_pages, *layout.page_shape)
         if memory is None:
             # Zeroed: a masked slot is still multiplied (by zero), and old memory may read as NaN.
-            self.pages = torch.zeros(shape, dtype=layout.dtype, device=device)
+            # Touched, too: what is resident from the start cannot grow in the middle of a night.
+            self.pages = torch.empty(shape, dtype=layout.dtype, device=device).zero_()
         else:
             expected = num_pages * layout.page_bytes
             if memoryview(memory).nbytes != expected:
@@ -100,6 +107,13 @@ class KVPool:
             kv: ``[tokens, 2 * kv_heads, head_dim]``, keys first.
         """
         self._slots.index_copy_(0, slots, kv.flatten(1))
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zero ``pages``. Attention multiplies what is masked by zero, which hides everything but
+        NaN and infinities: a page that its owner has not filled yet must not hold what the one
+        before left in it."""
+        for page in pages:
+            self.pages[page].zero_()
 
     def gather(self, layer: int, pages: Tensor) -> Tensor:
         """Copy one layer of ``pages`` (``int64[n]``): ``[n, page_size * 2 * kv_heads *

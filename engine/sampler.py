@@ -11,6 +11,13 @@ A token's uniform number is a hash of (seed, absolute position) and nothing else
 that is retracted, moved to another node or batched with others draws the same numbers. The token
 is the first, in order of token id, at which the cumulative probability passes that number.
 
+Values that are no numbers
+==========================
+
+A row whose largest logit is not finite (the model computed NaN, or a parameter drove it out of
+float32's range) is repaired by itself: NaN becomes the least likely value, infinities become
+finite. Whatever its values are, a row gets an id of the vocabulary, and no other row notices.
+
 Ties
 ====
 
@@ -27,6 +34,8 @@ from transport.messages import SamplingParams, TopLogprobs
 
 GREEDY_TEMPERATURE = 1e-6
 MAXIMUM_BLOCK = 256
+REPAIRED_LIMIT = 1e38
+"""Bound of repaired logits: the difference of two is still a finite float32."""
 NUCLEUS_CANDIDATES = 256
 """``top_p`` looks at so many of the most likely tokens before it sorts the whole vocabulary."""
 
@@ -111,15 +120,19 @@ def sample(logits: Tensor, rows: Sequence[RowSampler], positions: Sequence[int])
     for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
         row.adjust(logits[index], position)
 
+    best = _repaired_maximum(logits)
+    tokens: list[int] = best.tolist()
     random = [index for index, row in enumerate(rows) if not row.greedy]
-    if len(random) == len(rows):
-        tokens = _draw(logits, rows, positions)
-    else:
-        tokens = first_maximum(logits).tolist()
-        if random:
-            drawn = _draw(logits[random], [rows[i] for i in random], [positions[i] for i in random])
-            for index, token in zip(random, drawn, strict=True):
-                tokens[index] = token
+    if random:
+        every = len(random) == len(rows)
+        drawn = _draw(
+            logits if every else logits[random],
+            [rows[index] for index in random],
+            [positions[index] for index in random],
+            [tokens[index] for index in random],
+        )
+        for index, token in zip(random, drawn, strict=True):
+            tokens[index] = token
 
     sampled = [Sampled(token) for token in tokens]
     reported = [index for index, row in enumerate(rows) if row.wants_logprobs]
@@ -130,6 +143,20 @@ def sample(logits: Tensor, rows: Sequence[RowSampler], positions: Sequence[int])
     for row, token in zip(rows, tokens, strict=True):
         row.append(token)
     return sampled
+
+
+def _repaired_maximum(logits: Tensor) -> Tensor:
+    """The first maximum of each row, ``int64[rows]``; repairs rows of ``logits`` in place whose
+    maximum is not finite (a maximum takes on NaN, so none is missed)."""
+    best = first_maximum(logits)
+    broken = ~logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite()
+    if bool(broken.any()):
+        limit = REPAIRED_LIMIT
+        repaired = logits[broken].nan_to_num(nan=-limit, posinf=limit, neginf=-limit)
+        repaired.clamp_(-limit, limit)
+        logits[broken] = repaired
+        best[broken] = first_maximum(repaired)
+    return best
 
 
 def first_maximum(logits: Tensor) -> Tensor:
@@ -159,8 +186,12 @@ def _report(row: RowSampler, token: int, logprobs: Tensor) -> Sampled:
     return Sampled(token, float(logprobs[token]), top, chosen)
 
 
-def _draw(logits: Tensor, rows: Sequence[RowSampler], positions: Sequence[int]) -> list[int]:
-    """Draw from the filtered distribution of each row of ``float32[rows, vocab]``."""
+def _draw(
+    logits: Tensor, rows: Sequence[RowSampler], positions: Sequence[int], best: Sequence[int]
+) -> list[int]:
+    """Draw from the filtered distribution of each row of ``float32[rows, vocab]``. Where that has
+    no finite, positive mass (huge logits over a tiny temperature) the token is that of ``best``,
+    the limit of such distributions."""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=logits.dtype, device=logits.device).unsqueeze(1)
@@ -170,9 +201,13 @@ def _draw(logits: Tensor, rows: Sequence[RowSampler], positions: Sequence[int]) 
     probs = filtered((logits / temperature).softmax(dim=1), params)
     uniforms = [uniform(p.seed, position) for p, position in zip(params, positions, strict=True)]
     cumulative = probs.cumsum(dim=1, dtype=torch.float64)
-    target = cumulative[:, -1:] * column(uniforms).double()
-    tokens: list[int] = torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()
-    return tokens
+    mass = cumulative[:, -1:]
+    places = torch.searchsorted(cumulative, mass * column(uniforms).double(), right=True)
+    places.masked_fill_(~(mass.isfinite() & (mass > 0)), logits.shape[1])
+    return [
+        place if place < logits.shape[1] else fallback
+        for place, fallback in zip(places.squeeze(1).tolist(), best, strict=True)
+    ]
 
 
 def filtered(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -21,6 +21,12 @@ STORE_OWNER: Final = "store:"
 """Owner of pages that are being copied in or out."""
 
 
+def key_seed(weights_digest: str, page_size: int, dtype: str, layout: str) -> str:
+    """All that the contents of a page depend on beside the tokens (invariant 9): two compute types
+    round differently, and two layouts put the same numbers elsewhere."""
+    return f"{weights_digest} page={page_size} dtype={dtype} layout={layout}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Export:
     """Pages of one prompt on their way out, and those before them; they stay owned until the copy
@@ -47,12 +53,16 @@ class StoredKv:
         store: PageStore,
         kv: Kv,
         weights_digest: str,
+        dtype: str,
+        layout: str,
         max_operations: int,
         launch: Callable[[PageExport | PageImport], None],
         observer: LeaseObserver | None = None,
     ) -> None:
         self._store = store
         self._kv = kv
+        self._dtype: Final = dtype
+        self._layout: Final = layout
         self.use_weights(weights_digest)
         self._limit: Final = max_operations
         self._launch = launch
@@ -64,7 +74,7 @@ class StoredKv:
 
     def use_weights(self, digest: str) -> None:
         """Pages are looked up and kept under other weights from now on."""
-        self._seed = f"{digest} page={self._kv.page_size}"
+        self._seed = key_seed(digest, self._kv.page_size, self._dtype, self._layout)
 
     @property
     def at_rest(self) -> bool:

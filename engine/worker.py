@@ -37,6 +37,14 @@ from transport.messages import PROTOCOL_VERSION, FromEngine, Hello, Stopped, ToE
 logger = logging.getLogger(__name__)
 
 DEFAULT_POOL_TOKENS: Final = 32_768
+HASH_ARCHITECTURE: Final = "HashModel"
+MODEL_TYPES: Final = {
+    HASH_ARCHITECTURE: "hash",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+}
+"""Hugging Face's ``model_type`` of each architecture that is served."""
 EXIT_FAULT: Final = 1
 EXIT_MODEL: Final = 3
 
@@ -45,9 +53,9 @@ class CannotServe(Exception):  # noqa: N818 - an answer, not a fault
     """The model cannot be loaded, or what it needs is not there; the message says why."""
 
 
-def load_executor(config: EngineConfig) -> tuple[Executor, int]:
-    """The model with its KV pool, and the pool's size in pages. Torch is imported for real models
-    only.
+def load_executor(config: EngineConfig) -> tuple[Executor, int, str]:
+    """The model with its KV pool, the pool's size in pages, and the model's architecture. Torch is
+    imported for real models only.
 
     Raises:
         CannotServe: with a message for the person who started the server.
@@ -56,7 +64,7 @@ def load_executor(config: EngineConfig) -> tuple[Executor, int]:
         context = config.context_length or 8192
         pages = config.kv_pages or -(-max(DEFAULT_POOL_TOKENS, context) // config.page_size)
         weights = config.model.partition(":")[2] or "W1"
-        return HashModel(pages, config.page_size, weights, context), pages
+        return HashModel(pages, config.page_size, weights, context), pages, HASH_ARCHITECTURE
     from engine.attention import AttentionUnavailable
     from engine.model.config import ModelLoadError
     from engine.torch_executor import load_torch_executor
@@ -67,14 +75,15 @@ def load_executor(config: EngineConfig) -> tuple[Executor, int]:
         raise CannotServe(str(error)) from error
     except (RuntimeError, AssertionError) as error:  # torch's way to say that a device is not there
         raise CannotServe(f"--device {config.device}: {error}") from error
-    return executor, executor.num_pages
+    return executor, executor.num_pages, executor.architecture
 
 
 def serve(
     config: EngineConfig, channel: Channel[FromEngine, ToEngine], gone: threading.Event
 ) -> str:
     """Load, say hello, and run the loop until it ends; returns why it ended."""
-    executor, pages = load_executor(config)
+    executor, pages, architecture = load_executor(config)
+    config = config.model_copy(update={"dtype": executor.dtype})  # what "auto" has become
     step_s = config.hash_step_ms / 1000 if config.model.partition(":")[0] == "hash" else 0.0
     runner = RunnerThread(executor, channel.wake, step_s)
     store = DirectoryStore(Path(config.kv_store), channel.wake) if config.kv_store else None
@@ -88,6 +97,7 @@ def serve(
         executor.context_length,
         tuple(executor.eos_token_ids),
         executor.weights_digest,
+        executor.kv_layout,
     )
     boot_id = secrets.token_hex(4)
     scheduler = Scheduler(
@@ -103,6 +113,8 @@ def serve(
     info: dict[str, object] = {
         **config.model_dump(),
         "kv_pages": pages,
+        "architectures": [architecture],
+        "model_type": MODEL_TYPES[architecture],
         "context_length": scheduler.limits.context_length,
         "max_total_num_tokens": scheduler.limits.pool_tokens,
         "max_req_input_len": scheduler.limits.max_prompt_tokens,

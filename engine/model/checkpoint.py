@@ -59,6 +59,8 @@ class Checkpoint:
     weights: dict[str, Callable[[], Weight]]
     """One reader for each name of :func:`engine.model.config.tensor_shapes`, which it is sure to
     match."""
+    four_bit: bool = False
+    """Whether the matrices of the layers are 4-bit codes in the file."""
     rope_factors: Tensor | None = None
     """``float32[head_dim / 2]``: each RoPE frequency is divided by its factor (GGUF's
     ``rope_freqs``)."""

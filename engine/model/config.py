@@ -49,6 +49,8 @@ class ModelConfig:
     """A bias on the attention's output projection as well (Llama with ``attention_bias``)."""
     tied_embeddings: bool = True
     eos_token_ids: tuple[int, ...] = ()
+    architecture: str = "LlamaForCausalLM"
+    """The class that Hugging Face's library would load it with: for people, computes nothing."""
 
     @property
     def qkv_heads(self) -> int:

@@ -30,7 +30,7 @@ from gguf import GGUFReader, GGUFValueType, ReaderTensor
 from torch import Tensor
 
 from engine.model.checkpoint import GROUP_SIZE, Checkpoint, GroupedInt4, Weight, dense
-from engine.model.config import LM_HEAD, ModelConfig, ModelLoadError, tensor_shapes
+from engine.model.config import EMBEDDING, LM_HEAD, ModelConfig, ModelLoadError, tensor_shapes
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -78,7 +78,18 @@ def open_gguf(path: Path) -> Checkpoint:
     if "rope_freqs.weight" in tensors:
         tensor = _checked(path, tensors, "rope_freqs.weight", (config.head_dim // 2,))
         factors = dense(_read(tensor, 0))
-    return Checkpoint(config, _digest(reader.tensors), weights, factors)
+    matrices = [
+        tensors[gguf_name(name)].tensor_type
+        for name, shape in tensor_shapes(config).items()
+        if len(shape) == 2 and name not in (EMBEDDING, LM_HEAD)
+    ]
+    return Checkpoint(
+        config,
+        _digest(reader.tensors),
+        weights,
+        four_bit=all(kind in (GgmlType.Q4_0, GgmlType.Q4_1) for kind in matrices),
+        rope_factors=factors,
+    )
 
 
 _BROKEN = (ValueError, IndexError, KeyError, TypeError, OSError, OverflowError, struct.error)

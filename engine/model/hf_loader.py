@@ -74,6 +74,7 @@ def read_config(folder: Path) -> ModelConfig:
             output_bias=not qwen2 and bool(raw.get("attention_bias", False)),
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(folder, raw),
+            architecture=next(name for name in architectures if name in ARCHITECTURES),
         )
     except KeyError as error:
         raise ModelLoadError(f"{path}: setting {error} is missing") from None

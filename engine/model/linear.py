@@ -4,11 +4,11 @@
     ``torch.nn.functional.linear``: any device, any type; the only one that float32 uses.
 :class:`Packed`
     bfloat16 on a CPU that oneDNN has bfloat16 kernels for. Weights are reordered once into oneDNN's
-    blocked layout instead of in every call, and the residual addition and SwiGLU's two element-wise
-    steps run inside the products while their results are still in registers.
+    blocked layout instead of in every call, and SwiGLU's two element-wise steps run inside the
+    products while their results are still in registers.
 :class:`Grouped`
-    4-bit codes in groups of 32 columns for few rows, where reading the weights is what a product
-    costs; a :class:`Packed` copy of the same matrix for more rows, where arithmetic is.
+    4-bit codes in groups of 32 columns for the decodes of few rows, where reading the weights is
+    what a product costs; a :class:`Packed` copy of the same matrix for everything else.
 
 The operators behind the last two are not public API of torch, hence its version is pinned exactly.
 """
@@ -30,18 +30,30 @@ _int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default  # noqa:
 _int4_matmul = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # noqa: SLF001
 
 
-class Linear(Protocol):
-    """``x @ weight.T + bias`` for ``x[tokens, in_features]``."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual + linear(x)``; may write into ``residual``."""
-        ...
-
+Linear = Callable[[Tensor], Tensor]
+"""``x @ weight.T + bias`` for ``x[tokens, in_features]``."""
 
 GatedUnit = Callable[[Tensor], Tensor]
 """SwiGLU's inner part: ``silu(x @ gate.T) * (x @ up.T)``."""
+
+
+INT4_ROWS = 3
+"""Up to so many rows the 4-bit product is the faster one. One layer of SmolLM2-135M, two threads,
+microseconds, 4-bit against packed bfloat16: 167 / 250 for one row, 211 / 255 for two, 270 / 260 for
+four, 535 / 265 for six."""
+
+
+class Step:
+    """What the products of a model must know of the step that they are part of."""
+
+    def __init__(self) -> None:
+        self.int4_rows = INT4_ROWS
+        """Up to so many rows are multiplied with the 4-bit copy. None are where a prompt is
+        computed: the kernel rounds the scales to bfloat16, and everything that follows reads a
+        prompt's keys and values."""
+
+    def decodes(self, only: bool) -> None:
+        self.int4_rows = INT4_ROWS if only else 0
 
 
 class Kernels(Protocol):
@@ -54,17 +66,17 @@ class Kernels(Protocol):
     def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit: ...
 
 
-def kernels_for(dtype: torch.dtype, device: torch.device, *, int4: bool) -> Kernels:
-    """The fastest kernels that this machine has for ``dtype``.
+def kernels_for(dtype: torch.dtype, device: torch.device, step: Step | None = None) -> Kernels:
+    """The fastest kernels that this machine has for ``dtype``; with ``step``, 4-bit ones as well.
 
     Raises:
-        ValueError: ``int4`` on a device other than the CPU.
+        ValueError: 4-bit kernels on a device other than the CPU.
     """
-    if int4 and device.type != "cpu":
+    if step is not None and device.type != "cpu":
         raise ValueError(f"int4 needs the CPU, the model is on {device}")
     packs = dtype == torch.bfloat16 and device.type == "cpu" and _has_bfloat16()
     many_rows: Kernels = PackedKernels() if packs else DenseKernels(dtype, device)
-    return GroupedKernels(many_rows) if int4 else many_rows
+    return many_rows if step is None else GroupedKernels(many_rows, step)
 
 
 class Dense:
@@ -74,9 +86,6 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self._weight, self._bias)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual.add_(self(x))
 
 
 class DenseKernels:
@@ -110,10 +119,6 @@ class Packed:
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = _linear(x, self._weight, self._bias, "none", [], "")
-        return out
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        out: Tensor = _linear_binary(x, residual, self._weight, self._bias, "add")
         return out
 
     def silu(self, x: Tensor) -> Tensor:
@@ -171,57 +176,42 @@ class Int4:
         out: Tensor = _int4_matmul(x, self._codes, GROUP_SIZE, self._scale_and_zero)
         return out if self._bias is None else out.add_(self._bias)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual.add_(self(x))
-
 
 class Grouped:
-    """Chooses between two copies of a matrix by the number of rows."""
+    """Chooses between two copies of a matrix (or of SwiGLU's two) by step and number of rows."""
 
-    def __init__(self, few_rows: Linear, many_rows: Linear) -> None:
+    def __init__(self, step: Step, few_rows: Linear, many_rows: Linear) -> None:
+        self._step = step
         self._few_rows = few_rows
         self._many_rows = many_rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows)(x)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows).add(x, residual)
-
-
-INT4_ROWS = 3
-"""Up to so many rows the 4-bit product is the faster one. One layer of SmolLM2-135M, two threads,
-microseconds, 4-bit against packed bfloat16: 167 / 250 for one row, 211 / 255 for two, 270 / 260 for
-four, 535 / 265 for six."""
-
-
-class GroupedGate:
-    def __init__(self, few_rows: GatedUnit, many_rows: GatedUnit) -> None:
-        self._few_rows = few_rows
-        self._many_rows = many_rows
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return (self._few_rows if x.shape[0] <= INT4_ROWS else self._many_rows)(x)
+        few = x.shape[0] <= self._step.int4_rows
+        return (self._few_rows if few else self._many_rows)(x)
 
 
 class GroupedKernels:
     """4-bit for matrices that are 4-bit in the file; what the file holds in more bits stays in
     bfloat16."""
 
-    def __init__(self, many_rows: Kernels) -> None:
+    def __init__(self, many_rows: Kernels, step: Step) -> None:
         self._many_rows = many_rows
+        self._step = step
 
     def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
         many_rows = self._many_rows.linear(weights, bias)
         codes = _all_int4(weights)
         if codes is None:
             return many_rows
-        return Grouped(Int4(codes, None if bias is None else bias.bfloat16()), many_rows)
+        int4 = Int4(codes, None if bias is None else bias.bfloat16())
+        return Grouped(self._step, int4, many_rows)
 
     def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit:
         many_rows = self._many_rows.gated_unit(gate, up)
         codes = _all_int4([gate, up])
-        return many_rows if codes is None else GroupedGate(SplitGate(Int4(codes, None)), many_rows)
+        if codes is None:
+            return many_rows
+        return Grouped(self._step, SplitGate(Int4(codes, None)), many_rows)
 
 
 def _all_int4(weights: Sequence[Weight]) -> GroupedInt4 | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 
+from engine.config import EngineConfig
 from engine.model.checkpoint import GroupedInt4, dense
 from engine.model.config import ModelLoadError
 from engine.model.gguf_loader import open_gguf
@@ -63,6 +64,19 @@ def test_values_are_those_of_the_gguf_package(path: Path, kind: GgmlType) -> Non
     read = open_gguf(path).weight("lm_head.weight")
     assert isinstance(read, GroupedInt4) == (kind in (GgmlType.Q4_0, GgmlType.Q4_1))
     torch.testing.assert_close(dense(read), weight, atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(GgmlType.Q4_1, "int4"), (GgmlType.Q4_0, "int4"), (GgmlType.Q8_0, "bfloat16")],
+)
+def test_the_default_compute_type_is_4_bit_where_the_file_is(
+    path: Path, kind: GgmlType, dtype: str
+) -> None:
+    write_gguf(path, random_model(), kind)
+    assert EngineConfig().dtype == "auto"
+    assert load(path, dtype="auto").dtype == dtype
+    assert load(path, dtype="float32").dtype == "float32"
 
 
 def test_rope_factors(path: Path) -> None:

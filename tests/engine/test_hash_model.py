@@ -156,8 +156,16 @@ def test_a_row_that_was_taken_anew_does_not_remember() -> None:
     sampled(model, step([(0, [1], 0, [5, 6, 7])], (init(0),)))
     eos_soon = SamplingParams(max_new_tokens=9, eos_at=0)
     assert sampled(model, step([(0, [2], 0, [1, 2, 3])], (init(0, eos_soon),))) == [EOS]
-    with pytest.raises(KeyError):
-        model.execute(step([(5, [3], 0, [1])]))
+
+
+def test_a_row_that_has_not_come_so_far_gives_an_error_and_hurts_no_other() -> None:
+    model = HashModel(8, 4)
+    sampled(model, step([(0, [1], 0, [5, 6, 7]), (1, [2], 0, [8, 9, 7])], (init(0), init(1))))
+    fed = step([(0, [1], 3, [FEED]), (1, [2], 4, [FEED]), (5, [3], 0, [1])])
+    good, ahead, unknown = model.execute(fed).sampled
+    assert (good.token is None, good.error) == (False, None)
+    assert (ahead.token, ahead.error) == (None, "row 1 has not come so far")
+    assert (unknown.token, unknown.error) == (None, "row 5 has not come so far")
 
 
 def test_items_that_do_not_sample_return_nothing() -> None:

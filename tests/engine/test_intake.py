@@ -49,7 +49,7 @@ def verdict(message: Submit) -> int | str:
         ("min_p", [-0.1, 1.01, NAN], [0.0, 1.0]),
         ("presence_penalty", [-2.1, 2.1, NAN, INF], [-2.0, 2.0]),
         ("frequency_penalty", [-2.1, 2.1, NAN], [-2.0, 2.0]),
-        ("repetition_penalty", [0.0, -1.0, 2.1, NAN], [0.1, 2.0]),
+        ("repetition_penalty", [0.0, -1.0, 2.1, 0.0099, 1e-42, NAN], [0.01, 2.0]),
         ("top_logprobs", [-1, MAX_TOP_LOGPROBS + 1], [0, MAX_TOP_LOGPROBS]),
         ("seed", [2**63, -(2**63) - 1], [2**63 - 1, -(2**63)]),
         ("stop_token_ids", [(258,), (-1,), (1,) * (MAX_STOP_TOKEN_IDS + 1)], [(0, 257), ()]),
@@ -65,6 +65,8 @@ def verdict(message: Submit) -> int | str:
                 {-1: 1.0},
                 {3: NAN},
                 {3: INF},
+                {3: 100.1},
+                {3: -1e39},
                 dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 0.0),
             ],
             [{0: -100.0, 257: 100.0}],
@@ -96,6 +98,17 @@ def test_a_prompt_that_cannot_be_served_is_refused_with_the_limit(
     prompt: list[int], words: str
 ) -> None:
     assert words in str(verdict(submit(prompt, {})))
+
+
+def test_ids_outside_the_vocabulary_never_reach_a_step() -> None:
+    """One that did would fail every request of its step."""
+    node = Node()
+    good = node.ask("good", [1, 2, 3], 4)
+    refused = [node.ask(f"r{token}", [1, token], 4) for token in (-1, 258, 2**40)]
+    assert all(client.refused for client in refused)
+    node.settle()
+    assert good.reason == "length"
+    assert all(0 <= token < 258 for batch in node.batches for token in batch.tokens if token != -1)
 
 
 def test_the_longest_prompt_leaves_room_for_one_token() -> None:

@@ -132,3 +132,49 @@ def test_lower_precisions_agree_with_transformers(
             same += int((logits.argmax(dim=1) == torch.tensor(output)).sum())
             total += len(output)
     assert same / total > agreeing
+
+
+FRANCE = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+"""What the chat template makes of the question."""
+
+
+@pytest.fixture(scope="module", params=["auto", "bfloat16"])
+def lower(request: pytest.FixtureRequest, path: Path) -> TorchExecutor:
+    executor = load(path, dtype=request.param, page_size=16, kv_pages=400)
+    assert executor.dtype == {"auto": "int4"}.get(request.param, request.param)
+    return executor
+
+
+@pytest.mark.parametrize("others", [0, 2, 11])
+@pytest.mark.parametrize("chunk", [1, 8, 256])
+def test_a_near_tie_is_decided_alike_in_every_chunking_and_company(
+    lower: TorchExecutor, prompts: list[list[int]], chunk: int, others: int
+) -> None:
+    """In float32 the first token wins by 0.08 of 25; logits in bfloat16 are multiples of 1/8."""
+    tokenizer = load_tokenizer(resolve("smollm2-135m", default_cache_dir()))
+    driver = Driver(lower)
+    company = [driver.add(prompt) for prompt in prompts[2 : 2 + others]]
+    driver.generate(company, 1)
+    asked = driver.add(tokenizer.encode(FRANCE))
+    while not asked.output:
+        count = min(chunk, len(asked.tokens) - asked.computed)
+        driver.step(*sorted([*((r, 1) for r in company), (asked, count)], key=lambda w: w[1] > 1))
+    driver.generate([asked], 7)
+    assert "Paris" in tokenizer.decode(asked.output)
+
+
+@pytest.mark.parametrize("rest", [1, 3, 20])
+def test_a_near_tie_is_decided_alike_after_a_prefix_hit(lower: TorchExecutor, rest: int) -> None:
+    tokenizer = load_tokenizer(resolve("smollm2-135m", default_cache_dir()))
+    prompt = tokenizer.encode(FRANCE)
+    driver = Driver(lower)
+    first = driver.add(prompt)
+    driver.step((first, len(prompt) - rest))
+    hit = driver.add(prompt)
+    hit.pages, hit.computed = first.pages, first.computed
+    driver.generate([hit], 7)
+    assert "Paris" in tokenizer.decode(hit.output)

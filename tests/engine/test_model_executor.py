@@ -172,6 +172,70 @@ def test_a_batch_that_does_not_fit_is_refused(executor: TorchExecutor) -> None:
     batch = driver.batch((request, 7))
     with pytest.raises(ValueError, match="pages of 16 tokens, the pool 4"):
         executor.execute(replace(batch, page_size=16))
-    executor.execute(batch)
-    with pytest.raises(ValueError, match="row 0 has 8 tokens, the batch samples the one after 7"):
-        executor.execute(replace(batch, rows=()))
+
+
+def test_a_row_that_is_elsewhere_fails_alone(executor: TorchExecutor) -> None:
+    """A step that was launched behind one that failed: who was fed by that one gets an error, who
+    is new in it gets its token."""
+    alone = Driver(executor)
+    prompt = random_prompt(9, seed=2)
+    expected = alone.add(prompt)
+    alone.generate([expected], 1)
+
+    driver = Driver(executor, seed=3)
+    fed, new = driver.add(random_prompt(7, seed=1)), driver.add(prompt)
+    driver.step((fed, 7))
+    fed.computed, fed.tokens = 8, [*fed.tokens, 5]  # a step that never ran
+    result = executor.execute(driver.batch((fed, 1), (new, 9)))
+    assert result.error is None
+    assert result.sampled[0].error == "row 0 has 8 tokens, the batch computes 9"
+    assert result.sampled[0].token is None
+    assert (result.sampled[1].token, result.sampled[1].error) == (expected.output[0], None)
+
+
+def test_a_row_that_nobody_took_fails_alone(executor: TorchExecutor) -> None:
+    driver = Driver(executor)
+    request = driver.add(random_prompt(7, seed=1))
+    batch = replace(driver.batch((request, 7)), rows=())
+    assert executor.execute(batch).sampled[0].error == "row 0 has 0 tokens, the batch computes 7"
+
+
+def test_an_id_outside_the_vocabulary_fails_its_item_alone(executor: TorchExecutor) -> None:
+    driver = Driver(executor)
+    good, bad = driver.add(random_prompt(7, seed=1)), driver.add([3, VOCAB_SIZE, 4])
+    result = driver.step((good, 7), (bad, 3))
+    assert [each.token is None for each in result.sampled] == [False, True]
+    assert result.sampled[1].error == f"token id {VOCAB_SIZE} is outside the vocabulary"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_page_held_before_is_never_read(path: Path, dtype: str) -> None:
+    """NaN that an earlier owner left behind would pass any mask: zero times NaN is NaN."""
+    outputs = []
+    for left_behind in (0.0, torch.nan, torch.inf):
+        executor = load(path, dtype=dtype)
+        with torch.inference_mode():
+            executor.kv.pages.fill_(left_behind)
+        driver = Driver(executor)
+        requests = [driver.add(random_prompt(n, seed=n), seeded(n)) for n in (5, 8, 26)]
+        driver.generate(requests, 12, chunk=7)
+        outputs.append([request.output for request in requests])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_request_whose_keys_are_no_numbers_hurts_no_other(path: Path, dtype: str) -> None:
+    executor = load(path, dtype=dtype)
+
+    def outputs(spoil: float) -> list[list[int]]:
+        driver = Driver(executor, seed=4)
+        good = [driver.add(random_prompt(n, seed=n), seeded(n)) for n in (6, 19)]
+        bad = driver.add(random_prompt(17, seed=9), seeded(3))
+        driver.step((good[0], 6), (bad, 17), (good[1], 19))
+        with torch.inference_mode():
+            executor.kv.pages[bad.pages[0]] = spoil
+        driver.generate([good[0], bad, good[1]], 8)
+        assert all(0 <= token < VOCAB_SIZE for token in bad.output)
+        return [request.output for request in good]
+
+    assert outputs(torch.nan) == outputs(0.0)

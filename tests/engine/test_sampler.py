@@ -348,3 +348,70 @@ def test_logprobs_only_where_asked() -> None:
     assert some.chosen_logprobs is None
     assert top.top_logprobs is not None
     assert len(top.top_logprobs) == 2
+
+
+# --- values that are no numbers -------------------------------------------------------------------
+
+EXTREMES: tuple[dict[str, Any], ...] = (
+    {"logit_bias": {5: 1e39}},
+    {"logit_bias": {5: -1e39, 6: 1e39, 7: 1e39}},
+    {"repetition_penalty": 1e-42},
+    {"repetition_penalty": 1e-42, "logit_bias": {1: -1e39}},
+    {"temperature": 1e-6},
+)
+
+
+@pytest.mark.parametrize("settings", EXTREMES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_extreme_parameters_of_one_row_hurt_no_other(
+    settings: dict[str, Any], temperature: float
+) -> None:
+    logits = random_logits(3)
+    extreme = {"temperature": temperature, "top_p": 0.9, "logprobs": True} | settings
+    alone = [one(logits[index], row(temperature=1.0, seed=index)) for index in (0, 2)]
+    together = sample(
+        logits.clone(),
+        [row(temperature=1.0, seed=0), row(**extreme), row(temperature=1.0, seed=2)],
+        [3, 3, 3],
+    )
+    assert [together[0], together[2]] == alone
+    token, logprob = together[1].token, together[1].logprob
+    assert token is not None
+    assert 0 <= token < VOCAB
+    assert logprob is not None
+    assert math.isfinite(logprob)
+    if settings.get("logit_bias", {}).get(5) == 1e39:
+        assert token == 5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_that_are_no_numbers_give_an_id_and_hurt_no_other_row(
+    value: float, everywhere: bool, temperature: float
+) -> None:
+    logits = random_logits(2)
+    settings: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": 50,
+        "top_p": 0.8,
+        "min_p": 0.01,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    alone = one(logits[0], row(**settings))
+    logits[1, slice(None) if everywhere else slice(40, 50)] = value
+    healthy, broken = sample(logits, [row(**settings), row(**settings)], [3, 3])
+    assert healthy == alone
+    assert broken.token is not None
+    assert 0 <= broken.token < VOCAB
+    assert broken.logprob is not None
+    assert math.isfinite(broken.logprob)
+    if not everywhere:
+        assert (40 <= broken.token < 50) == (value == math.inf)
+
+
+def test_huge_logits_over_a_tiny_temperature_give_the_most_likely_token() -> None:
+    logits = random_logits(1) * 1e34
+    chosen = one(logits[0], row(temperature=2e-6, seed=9))
+    assert chosen.token == int(logits[0].argmax())

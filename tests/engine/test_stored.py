@@ -1,12 +1,15 @@
 """Stored KV from the scheduler's side: hits, late and failed loads, copies in and out."""
 
+import itertools
 from array import array
 
 import pytest
 
 from engine.batch import Batch, PageExport, PageImport
 from engine.hash_model import HashModel
-from tests.support.node import Node, Shape
+from engine.pages import Kv
+from engine.stored import StoredKv
+from tests.support.node import Node, Runner, Shape
 from tests.support.stores import MemoryStore
 
 TEXT = list(range(40, 60))
@@ -45,6 +48,22 @@ def test_a_written_prompt_is_found_by_the_next_node() -> None:
     store.finish()
     other.settle()
     assert (second.cached, second.tokens) == (16, first.tokens)
+
+
+def test_pages_are_shared_only_by_equal_weights_types_and_layouts() -> None:
+    """Invariant 9: int4, bfloat16 and float32 compute other pages from the same weights."""
+    digests, layouts = ("W1", "W2"), ("a layout", "another layout")
+    types = ("float32", "bfloat16", "int4")
+    every = list(itertools.product(digests, types, layouts))
+    store = MemoryStore()
+    found = set()
+    for digest, dtype, layout in every:
+        kv = Kv(64, 4, 8, True)
+        stored = StoredKv(store, kv, digest, dtype, layout, 4, Runner().launch)
+        found.update(stored._keys(TEXT, 5))
+        stored.use_weights(f"{digest} changed")
+        found.update(stored._keys(TEXT, 5))
+    assert len(found) == len(every) * 2 * 5
 
 
 def test_what_the_store_has_already_is_not_written_again() -> None:

@@ -112,7 +112,11 @@ def test_debug_concerns_server_and_engine_alike() -> None:
         (["--page-size", "0"], {}, "--page-size '0': Input should be greater than or equal to 1"),
         (["--page-size", "many"], {}, "--page-size 'many': Input should be a valid integer"),
         (["--depth", "3"], {}, "--depth '3': Input should be 1 or 2"),
-        (["--dtype", "f64"], {}, "--dtype 'f64': Input should be 'float32', 'bfloat16' or 'int4'"),
+        (
+            ["--dtype", "f64"],
+            {},
+            "--dtype 'f64': Input should be 'auto', 'float32', 'bfloat16' or 'int4'",
+        ),
         (["--port", "70000"], {}, "--port '70000': Input should be less than or equal to 65535"),
         ([], {"INTERLOCK_PAGE_SIZE": "x"}, "INTERLOCK_PAGE_SIZE 'x': Input should be a valid int"),
         ([], {"INTERLOCK_CHECKS": "perhaps"}, "INTERLOCK_CHECKS 'perhaps': Input should be a val"),

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.config import EngineConfig
 from engine.hash_model import HashModel
 from engine.store import PageKey, StoreDone, page_keys
+from engine.stored import key_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class MemoryStore:
         pages = array("q", range(count))
         for position, token in enumerate(tokens[: count * page_size]):
             model._write(pages, position, token)
-        keys = page_keys(f"{model.weights_digest} page={page_size}", tokens, page_size, count)
+        seed = key_seed(model.weights_digest, page_size, EngineConfig().dtype, "")
+        keys = page_keys(seed, tokens, page_size, count)
         for key, blob in zip(keys, model.export_pages(pages), strict=True):
             self.kept[key] = _digest(blob), blob
 
