@@ -63,6 +63,8 @@ class EngineLoop:
         self._backlog: deque[FromEngine] = deque()
         self._next_report = 0.0
         self._unread = False
+        self._held_back = False
+        """This turn launched nothing because the server had not read what the last one sent."""
 
     def run(self) -> str:
         """Serve until drained or until the server is gone; returns which."""
@@ -98,6 +100,7 @@ class EngineLoop:
                 scheduler.pages_done(done)
         scheduler.poll_store()
         # A server that does not read stops the device, instead of filling memory with outputs.
+        self._held_back = bool(self._backlog)
         while not self._backlog and scheduler.launch() is not None:
             pass
         self._backlog.extend(scheduler.flush())
@@ -129,7 +132,7 @@ class EngineLoop:
         match query.what:
             case "requests":
                 lives = scheduler.roster.lives.values()
-                return {"requests": [views.request_summary(r, now) for r in lives]}
+                return {"requests": [views.request_summary(scheduler, r, now) for r in lives]}
             case "request":
                 return views.find_request(scheduler, query.rid, now)
             case "ledger":
@@ -163,6 +166,8 @@ class EngineLoop:
             due = min(due, deadline)
         if self._backlog:
             due = min(due, now + 0.01)
+        elif self._held_back:
+            due = now  # the server has read since: nothing else would wake us for the launch
         return max(0.0, due - now)
 
     def _report(self) -> None:

@@ -83,7 +83,8 @@ class SessionBook:
 
     def check_turn(self, name: str, prompt_len: int, max_new: int, fill: bool) -> int:
         """How many tokens a turn with history and prompt of ``prompt_len`` tokens may generate:
-        ``max_new``, or with ``fill`` no more than the session holds.
+        ``max_new``, or with ``fill`` (the client did not ask for a number) no more than the session
+        holds.
 
         Raises :class:`SessionError` when another turn is in flight or the session would overflow.
         """

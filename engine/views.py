@@ -7,16 +7,15 @@ from engine.pages import Pages
 from engine.request import Request
 from engine.scheduler import Scheduler
 from fsm.ledger import SlotLease
-from fsm.unified import UNIFIED
 
 
-def request_summary(request: Request, now: float) -> dict[str, object]:
+def request_summary(scheduler: Scheduler, request: Request, now: float) -> dict[str, object]:
     """One line of ``/requests``: where it is and how far."""
     return {
         "rid": request.rid,
         "life": request.life,
         "attempt": request.attempt,
-        "phase": UNIFIED.phase(request.state),
+        "phase": scheduler.chart.phase(request.state),
         "state": request.state,
         "age_s": round(now - request.arrived_at, 6),
         "prompt_tokens": request.prompt_len,
@@ -25,8 +24,9 @@ def request_summary(request: Request, now: float) -> dict[str, object]:
     }
 
 
-def request_detail(request: Request, now: float) -> dict[str, object]:
-    """Everything about one request, its journal included."""
+def request_detail(scheduler: Scheduler, request: Request, now: float) -> dict[str, object]:
+    """Everything about one request, its journal included. ``deadlines`` are those that would end
+    or move it where it is now, in seconds from ``now``."""
     holdings: dict[str, object] = {}
     for resource, lease in request.leases.items():
         holdings[resource] = lease.units
@@ -35,7 +35,7 @@ def request_detail(request: Request, now: float) -> dict[str, object]:
         elif isinstance(lease, SlotLease):
             holdings[resource] = {"slot": lease.slot}
     return {
-        **request_summary(request, now),
+        **request_summary(scheduler, request, now),
         "kit": sorted(request.kit),
         "holdings": holdings,
         "priority": request.priority,
@@ -47,7 +47,9 @@ def request_detail(request: Request, now: float) -> dict[str, object]:
         "committed": request.committed,
         "launched": request.launched,
         "steps_in_flight": request.in_steps,
-        "deadlines": {"client": request.client_deadline},
+        "deadlines": {
+            kind: round(left, 6) for kind, left in scheduler.deadlines_of(request).items()
+        },
         "finish": request.finish.message or request.finish.type if request.finish else None,
         "span": request.span.as_dict() if request.span is not None else None,
         "journal": [entry._asdict() for entry in request.journal.entries()],
@@ -60,9 +62,9 @@ def find_request(scheduler: Scheduler, rid: str, now: float) -> dict[str, object
     roster = scheduler.roster
     members = scheduler.groups.members(rid)
     if members:
-        return {"rid": rid, "members": [request_detail(r, now) for r in members]}
+        return {"rid": rid, "members": [request_detail(scheduler, r, now) for r in members]}
     request = roster.live.get(rid) or roster.recent.get(rid)
-    return request_detail(request, now) if request is not None else None
+    return request_detail(scheduler, request, now) if request is not None else None
 
 
 def ledger_view(scheduler: Scheduler) -> dict[str, object]:

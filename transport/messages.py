@@ -91,6 +91,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """With prefill and decode apart: what introduces the two halves of this request."""
     prefill: str = ""
     """For decode: the node that computes the prompt."""
+    limit_is_default: bool = False
+    """The client named no limit: ``max_new_tokens`` is lowered where context or session hold less,
+    instead of refused."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -233,6 +236,10 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     retracted: int
     aborted: int
     at_rest: bool
+    retracted_now: int = 0
+    """Requests that were pushed out and wait to come back; ``retracted`` counts retractions."""
+    held_now: int = 0
+    """Requests that a pause keeps."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
