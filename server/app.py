@@ -39,7 +39,8 @@ EXIT_SIGNAL = 128
 LAST_WORDS_S = 1.0
 """How long open calls may take to write their 503 when the engine is gone."""
 ENGINE_STOP_S = 0.4
-"""How long a drained engine may take to exit before it is killed."""
+"""How long an engine may take to exit once its server is gone, before it is killed. One that was
+drained has had ``settings.engine_exit_s`` before."""
 
 OnReady = Callable[[Hello], Awaitable[None]]
 
@@ -187,12 +188,27 @@ async def _run(
             logger.error("the engine process is gone: %s", service.engine.gone)
             await service.front.answered(LAST_WORDS_S)
             return EXIT_FAILED
-        logger.info("draining for %g s", service.settings.drain_grace_s)
-        await service.front.drain(service.settings.drain_grace_s)
+        await _drain(service, watcher)
         return EXIT_DRAINED
     finally:
         for task in (starting, stopping):
             await _cancel(task)
+
+
+async def _drain(service: Service, watcher: asyncio.Task[None]) -> None:
+    """Answer every open call, and let the engine come to rest and exit by itself.
+
+    It may still compute a step whose requests are all answered, and then has pages to store and a
+    trace to finish. An engine that has not said hello yet has nothing of the kind.
+    """
+    settings = service.settings
+    logger.info("draining for %g s", settings.drain_grace_s)
+    most = settings.drain_grace_s + settings.engine_exit_s
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(most):
+            await service.front.drain(settings.drain_grace_s)
+            if service.engine.hello is not None:
+                await asyncio.wait((watcher,))
 
 
 async def _start(

@@ -12,7 +12,8 @@ from pydantic import Field
 from server.chat_template import ChatTemplateError
 from server.engine_client import reply_error
 from server.errors import ApiError, bad_value, unsupported
-from server.schemas import INT32, Body, parse_body, token_ids
+from server.front_end import CALL_UNITS, units_of
+from server.schemas import INT32, MAX_ITEMS, Body, parse_body, token_ids
 from server.service import read_body, service_of
 from server.streaming import json_response
 from transport.messages import CloseSession, DebugHook, OpenSession, Query
@@ -61,6 +62,8 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     """``/detokenize``."""
+
+    long_lists = frozenset({"tokens"})
 
     model: str | None = None
     tokens: list[Any]
@@ -157,23 +160,27 @@ async def tokenize(request: web.Request) -> web.Response:
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "exactly one of prompt and messages must be given", param="prompt")
-    front = service.front
+    front, tokenizer = service.front, service.tokenizer
     if body.messages is not None:
         template = service.text.chat_template
         if template is None:
             raise unsupported("messages", "this model has no chat template")
         try:
-            ids = await front.in_thread(
-                template.encode, body.messages, add_generation_prompt=body.add_generation_prompt
+            ids = await front.off_loop(
+                len(await request.read()) + CALL_UNITS * len(body.messages),
+                template.encode,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
             )
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages") from None
         rows, single = [ids], True
     else:
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
-        rows = [
-            await front.tokenize(text, add_special_tokens=body.add_special_tokens) for text in texts
-        ]
+        rows = await front.off_loop(
+            units_of(texts),
+            lambda: [tokenizer.encode(text, body.add_special_tokens) for text in texts],
+        )
         single = isinstance(body.prompt, str)
     answer: dict[str, object] = {
         "tokens": rows[0] if single else rows,
@@ -181,7 +188,9 @@ async def tokenize(request: web.Request) -> web.Response:
         "max_model_len": limits.context_length,
     }
     if body.return_token_strs:
-        names = [[service.tokenizer.token_text(token) for token in row] for row in rows]
+        names = await front.off_loop(
+            units_of(rows), lambda: [[tokenizer.token_text(i) for i in row] for row in rows]
+        )
         answer["token_strs"] = names[0] if single else names
     return json_response(answer)
 
@@ -193,13 +202,16 @@ async def detokenize(request: web.Request) -> web.Response:
     service.check_model(body.model)
     several = bool(body.tokens) and isinstance(body.tokens[0], list)
     rows = body.tokens if several else [body.tokens]
-    texts = [
-        service.tokenizer.decode(
-            token_ids(row, f"tokens.{index}" if several else "tokens", limits.vocab_size),
-            skip_special_tokens=body.skip_special_tokens,
-        )
+    if several and len(rows) > MAX_ITEMS:
+        raise bad_value("tokens", f"has {len(rows)} lists, at most {MAX_ITEMS} are allowed")
+    ids = [
+        token_ids(row, f"tokens.{index}" if several else "tokens", limits.vocab_size)
         for index, row in enumerate(rows)
     ]
+    decode, skip = service.tokenizer.decode, body.skip_special_tokens
+    texts = await service.front.off_loop(
+        units_of(ids), lambda: [decode(row, skip_special_tokens=skip) for row in ids]
+    )
     text = texts if several else texts[0]
     return json_response({"text": text, "prompt": text})
 

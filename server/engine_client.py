@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from server.errors import ApiError, overloaded
+from server.throughput import Throughput
 from transport.channel import AsyncChannel, ChannelFull
 from transport.messages import (
     PROTOCOL_VERSION,
@@ -129,6 +130,8 @@ class EngineClient:
         """What the engine said when it became ready; None before."""
         self.load: Load | None = None
         """Its last periodic summary."""
+        self.generated: Throughput = Throughput()
+        """Output tokens per second."""
         self.stopped: Stopped | None = None
         """Its last message, when it exits on purpose."""
         self.gone: str | None = None
@@ -275,6 +278,7 @@ class EngineClient:
                 self.on_outputs(message)
             case Load():
                 self.load = message
+                self.generated.add(self._last_heard, message.generated_tokens)
             case Reply():
                 future = self._queries.get(message.query)
                 if future is not None and not future.done():

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, ParamSpec, TypeVar
@@ -41,9 +41,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 AbortCause = Literal["api", "disconnect", "drain", "slow_reader"]
 
-INLINE_CHARS = 2048
-"""A longer text is tokenized in a thread, which does not hold the event loop (about 1 µs a
-character)."""
+INLINE_UNITS = 2048
+"""What is larger is converted in a thread, which does not hold the event loop. A unit is a
+character to tokenize or a token to turn into text (about 1 µs), or a byte of a chat's body."""
+CALL_UNITS = 32
+"""Each text, list of tokens or message costs as much as so many of its units, however short."""
 
 _REASONS: dict[AbortCause, str] = {
     "api": "Aborted",
@@ -115,7 +117,11 @@ class FrontEnd:
         try:
             for submission in submissions:
                 call.records.append(await self._reserve(submission))
-            prompts = [await self._tokenize(submission) for submission in submissions]
+            prompts = await self.off_loop(
+                units_of(each.prompt for each in submissions if isinstance(each.prompt, str)),
+                self._tokenize,
+                submissions,
+            )
             self._submit(call, submissions, prompts)
             yield call
         except (asyncio.CancelledError, ConnectionError):
@@ -127,19 +133,21 @@ class FrontEnd:
         finally:
             self._close(call, cause)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of ``text``; a long one is handled in a thread."""
-        if len(text) <= INLINE_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await self.in_thread(self.tokenizer.encode, text, add_special_tokens)
-
-    async def in_thread(
+    async def off_loop(
         self,
+        units: int,
         function: Callable[Parameters, Result],
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Call ``function`` in one of the few threads that handle long texts."""
+        """Call ``function``, which converts ``units`` (:data:`INLINE_UNITS`): here if they are
+        few, else in one of the few threads that handle what is long.
+
+        A call is one piece of work: sum up all that it converts, because a thousand short texts
+        hold the event loop as long as one long text.
+        """
+        if units <= INLINE_UNITS:
+            return function(*args, **kwargs)
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call)
 
@@ -227,12 +235,13 @@ class FrontEnd:
             except (DuplicateRid, ReservedRid) as error:
                 raise ApiError(400, str(error), param="rid") from None
 
-    async def _tokenize(self, submission: Submission) -> list[int]:
-        if isinstance(submission.prompt, list):
-            return submission.prompt
-        return await self.tokenize(
-            submission.prompt, add_special_tokens=submission.add_special_tokens
-        )
+    def _tokenize(self, submissions: Sequence[Submission]) -> list[list[int]]:
+        return [
+            each.prompt
+            if isinstance(each.prompt, list)
+            else self.tokenizer.encode(each.prompt, each.add_special_tokens)
+            for each in submissions
+        ]
 
     def _submit(
         self, call: Call, submissions: Sequence[Submission], prompts: Sequence[list[int]]
@@ -261,6 +270,7 @@ class FrontEnd:
                     priority=submission.priority,
                     session=submission.session,
                     deadline_s=submission.deadline_s,
+                    limit_is_default=submission.max_new_is_default,
                 )
             )
             record.submitted = True
@@ -338,6 +348,11 @@ class FrontEnd:
                     self.metrics.ended(choice)
                     choice.call.changed.set()
             self.table.retire_if_settled(record)
+
+
+def units_of(items: Iterable[Sized]) -> int:
+    """What texts or lists of tokens cost to convert, in units (:data:`INLINE_UNITS`)."""
+    return sum(len(item) + CALL_UNITS for item in items)
 
 
 class SlowReader(Exception):  # noqa: N818

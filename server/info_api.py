@@ -84,7 +84,7 @@ async def server_info(request: web.Request) -> web.Response:
         "pp_size": 1,
         "dp_size": 1,
         "ep_size": 1,
-        "disaggregation_mode": "null",
+        "disaggregation_mode": limits.info.get("disaggregation_mode", "null"),
         "disaggregation_bootstrap_port": None,
         "load_balance_method": "round_robin",
         "host": service.settings.host,
@@ -97,7 +97,12 @@ async def server_info(request: web.Request) -> web.Response:
         "vocab_size": limits.vocab_size,
         "boot_id": limits.boot_id,
     }
-    states: list[dict[str, object]] = [{"memory_usage": {}, "last_gen_throughput": 0.0}]
+    states: list[dict[str, object]] = [
+        {
+            "memory_usage": {"token_capacity": own["max_total_num_tokens"]},
+            "last_gen_throughput": round(service.engine.generated.last, 2),
+        }
+    ]
     return json_response({**limits.info, **own, "internal_states": states})
 
 
@@ -132,14 +137,13 @@ async def loads(request: web.Request) -> web.Response:
         "timestamp": now,
         "num_running_reqs": numbers["running"],
         "num_waiting_reqs": numbers["waiting"],
-        "num_waiting_uncached_tokens": 0,
         "num_used_tokens": used,
         "num_total_tokens": used,
         "num_active_tokens": used,
         "max_total_num_tokens": total,
         "max_running_requests": info.get("max_running_requests"),
         "token_usage": used / total if total else 0.0,
-        "gen_throughput": 0.0,
+        "gen_throughput": round(service.engine.generated.rate, 2),
         "cache_hit_rate": cached / prompt if prompt else 0.0,
         "utilization": used / total if total else 0.0,
     }
@@ -147,21 +151,28 @@ async def loads(request: web.Request) -> web.Response:
         item["queues"] = {
             "waiting": numbers["waiting"],
             "grammar": 0,
-            "paused": 0,
-            "retracted": 0,
+            "paused": numbers["held_now"],
+            "retracted": numbers["retracted_now"],
             "prealloc_ready": 0,
         }
     if {"disagg", "all"} & set(wanted):
         item["disaggregation"] = {"mode": info.get("disaggregation_mode", "null")}
     if {"memory", "all"} & set(wanted):
         item["memory"] = {"token_capacity": total}
-    answer = {"timestamp": now, "version": VERSION, "accelerator": "cpu", "num_accelerators": 1}
-    return json_response({**answer, "loads": [item]})
+    answer = {
+        "timestamp": now,
+        "version": VERSION,
+        "accelerator": info.get("device"),
+        "num_accelerators": 1,
+        "loads": [item],
+    }
+    return json_response(answer)
 
 
 _LOAD_FIELDS = (
     *("running", "waiting", "tokens_used", "tokens_total"),
     *("prompt_tokens", "cached_tokens"),
+    *("retracted_now", "held_now"),
 )
 
 

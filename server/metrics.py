@@ -137,6 +137,8 @@ class _EngineCollector(Collector):
                 "Prompt tokens found in the prefix cache, of all so far.",
                 load.cached_tokens / seen if seen else 0.0,
             ),
+            ("sglang:num_paused_reqs", "Requests that a pause keeps.", load.held_now),
+            ("sglang:gen_throughput", "Output tokens per second.", self._engine.generated.rate),
             ("interlock:at_rest", "1 when the engine holds nothing for anyone.", load.at_rest),
         ):
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)

@@ -5,23 +5,21 @@ from typing import Any
 
 from aiohttp import web
 
+from engine.intake import MAX_CHOSEN_LOGPROBS
 from server.calls import Call, Choice, Submission, TextOptions
 from server.errors import ApiError, bad_value, unsupported
 from server.native_schemas import GenerateBody, NativeSampling
 from server.schemas import prompts, token_ids, validate
 from server.service import Service, service_of
-from server.streaming import EventStream, json_response, stream_error
+from server.streaming import EventStream, json_response, shown_logprob, stream_error
 from transport.messages import Finish, Hello, TopLogprobs
-
-LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON lacks."""
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
     """``POST|PUT /generate``: one prompt or a batch, ``n`` completions each."""
     service = service_of(request)
     body, limits = await service.body(request, GenerateBody)
-    submissions, batch = _submissions(body, limits)
+    submissions, batch = _submissions(body, limits, service.settings.max_completions_per_call)
     async with service.front.open(submissions, stream=body.stream) as call:
         many = batch or len(call.choices) > 1
         writer = _Writer(service, body, call)
@@ -44,8 +42,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
         return await stream.close()
 
 
-def _submissions(body: GenerateBody, limits: Hello) -> tuple[list[Submission], bool]:
-    """The call's prompts, and whether it is a batch.
+def _submissions(body: GenerateBody, limits: Hello, most: int) -> tuple[list[Submission], bool]:
+    """The call's prompts, at most ``most``, and whether it is a batch.
 
     Raises:
         ApiError: 400 for what is wrong in the body.
@@ -54,7 +52,7 @@ def _submissions(body: GenerateBody, limits: Hello) -> tuple[list[Submission], b
         raise ApiError(400, "exactly one of text and input_ids must be given", param="text")
     param = "text" if body.input_ids is None else "input_ids"
     found, batch = prompts(
-        body.text if body.input_ids is None else body.input_ids, param, limits.vocab_size
+        body.text if body.input_ids is None else body.input_ids, param, limits.vocab_size, most
     )
     if param == "input_ids" and any(isinstance(prompt, str) for prompt in found):
         raise bad_value(param, "must be a list of token ids, or a list of such lists")
@@ -137,6 +135,8 @@ def _chosen_ids(body: GenerateBody, count: int, vocab_size: int) -> list[list[in
     given: list[Any] = body.token_ids_logprob
     nested = any(isinstance(item, list) or item is None for item in given)
     rows = _spread(given, count, "token_ids_logprob") if nested else [given] * count
+    if any(isinstance(row, list) and len(row) > MAX_CHOSEN_LOGPROBS for row in rows):
+        raise bad_value("token_ids_logprob", f"has more than {MAX_CHOSEN_LOGPROBS} ids")
     return [token_ids(row or [], "token_ids_logprob", vocab_size) for row in rows]
 
 
@@ -218,4 +218,4 @@ class _Writer:
 
     def _triple(self, token: int, logprob: float) -> tuple[float, int, str | None]:
         text = self._tokenizer.token_text(token) if self._with_text else None
-        return (max(logprob, LOWEST_LOGPROB), token, text)
+        return (shown_logprob(logprob), token, text)

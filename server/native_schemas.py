@@ -65,6 +65,8 @@ class GenerateBody(Body):
         "return_routed_experts": "",
     }
 
+    long_lists = frozenset({"text", "input_ids"})
+
     text: Any = None
     input_ids: Any = None
     sampling_params: dict[str, Any] | list[dict[str, Any]] = Field(default={})
@@ -73,7 +75,8 @@ class GenerateBody(Body):
     return_logprob: bool | list[bool] = False
     logprob_start_len: int | list[int] = -1
     top_logprobs_num: int | list[int] = 0
-    token_ids_logprob: list[int] | list[list[int] | None] = Field(default=[])
+    token_ids_logprob: list[Any] = Field(default=[])
+    """Token ids, or for each prompt a list of them or null."""
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     priority: int = Field(default=0, ge=-INT32, lt=INT32)

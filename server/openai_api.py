@@ -11,7 +11,7 @@ from aiohttp import web
 from server.calls import Call, Choice, Piece, Submission, TextOptions
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.errors import ApiError, bad_value, unsupported
-from server.front_end import INLINE_CHARS
+from server.front_end import CALL_UNITS, units_of
 from server.openai_schemas import ChatBody, CompletionBody, OpenAIFields
 from server.openai_shapes import TokenShapes, ending, usage, weight_version, whole
 from server.schemas import prompts
@@ -27,10 +27,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
     service = service_of(request)
     body, limits = await service.body(request, CompletionBody)
     body.check()
-    found, _ = prompts(body.prompt, "prompt", limits.vocab_size)
+    most = service.settings.max_completions_per_call
+    found, _ = prompts(body.prompt, "prompt", limits.vocab_size, most)
     answer = _CompletionAnswer(service, body, _base_rid(body, "cmpl"))
     if body.echo:
-        answer.echoed = [_as_text(service, prompt) for prompt in found]
+        ids = [prompt for prompt in found if isinstance(prompt, list)]
+        answer.echoed = await service.front.off_loop(units_of(ids), _as_texts, service, found)
     limit = DEFAULT_COMPLETION_TOKENS if body.token_limit is None else body.token_limit
     rids = _rids(body, answer.rid, len(found))
     submissions = [
@@ -60,7 +62,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         body,
         limits,
         rid=answer.rid,
-        prompt=await _render(service, body),
+        prompt=await _render(service, body, len(await request.read())),
         prompt_param="messages",
         max_new_tokens=body.token_limit,
         max_new_param=limit_param,
@@ -70,8 +72,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await _respond(request, answer, [submission])
 
 
-def _as_text(service: Service, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt)
+def _as_texts(service: Service, found: Sequence[str | list[int]]) -> list[str]:
+    decode = service.tokenizer.decode
+    return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in found]
 
 
 def _base_rid(body: OpenAIFields, kind: str) -> str:
@@ -88,8 +91,11 @@ def _rids(body: OpenAIFields, base: str, count: int) -> Sequence[str]:
     return [base] if count == 1 else [f"{base}_{index}" for index in range(count)]
 
 
-async def _render(service: Service, body: ChatBody) -> list[int]:
+async def _render(service: Service, body: ChatBody, body_bytes: int) -> list[int]:
     """The chat as token ids.
+
+    Everything in the body may be shown by the template, and each message is a round of its loop;
+    so the body's length and the number of messages say what it costs, not the contents alone.
 
     Raises:
         ApiError: 400 for messages that the model's template cannot show.
@@ -99,11 +105,9 @@ async def _render(service: Service, body: ChatBody) -> list[int]:
         raise unsupported("messages", "this model has no chat template, use /v1/completions")
     if isinstance(body.rid, list):
         raise bad_value("rid", "must be a single string for a chat")
-    size = sum(len(str(message.get("content"))) for message in body.messages)
+    units = body_bytes + CALL_UNITS * len(body.messages)
     try:
-        if size <= INLINE_CHARS:
-            return _encode_chat(template, body)
-        return await service.front.in_thread(_encode_chat, template, body)
+        return await service.front.off_loop(units, _encode_chat, template, body)
     except ChatTemplateError as error:
         param = str(error).partition(":")[0]
         raise ApiError(400, str(error), param=param) from None

@@ -105,6 +105,8 @@ class CompletionBody(OpenAIFields):
 
     refused: ClassVar = {**_UNSUPPORTED, "suffix": ""}
 
+    long_lists = frozenset({"prompt"})
+
     prompt: Any = None
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS_OPENAI)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from server.calls import Call, Choice, Piece
-from server.native_api import LOWEST_LOGPROB
+from server.streaming import shown_logprob
 from server.tokenizer import Tokenizer
 from transport.messages import Finish
 
@@ -57,7 +57,7 @@ class TokenShapes:
     def _chat_token(self, token: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self.name(token),
-            "logprob": max(logprob, LOWEST_LOGPROB),
+            "logprob": shown_logprob(logprob),
             "bytes": list(self._tokenizer.token_bytes(token)),
         }
 
@@ -75,7 +75,7 @@ class TokenShapes:
             name = self.name(token)
             row = member.top_logprobs[position][:wanted] if wanted else []
             shape["tokens"].append(name)
-            shape["token_logprobs"].append(max(logprob, LOWEST_LOGPROB))
+            shape["token_logprobs"].append(shown_logprob(logprob))
             shape["top_logprobs"].append(self._top([*row, (token, logprob)]))
             shape["text_offset"].append(offset)
             offset += len(name)
@@ -84,7 +84,7 @@ class TokenShapes:
     def _top(self, row: Iterable[tuple[int, float]]) -> dict[str, float]:
         top: dict[str, float] = {}
         for token, logprob in row:  # best first: of two with the same text the better one stays
-            top.setdefault(self.name(token), max(logprob, LOWEST_LOGPROB))
+            top.setdefault(self.name(token), shown_logprob(logprob))
         return top
 
 

@@ -5,13 +5,22 @@ top level are ignored, and an explicit null means the default. What is wrong is 
 field's name, the limit, and the value that broke it.
 """
 
+import gc
 import re
+import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from engine.intake import MAX_CHOSEN_LOGPROBS, MAX_GROUP, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -25,10 +34,13 @@ MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS_OPENAI = 20
 MAX_TOP_LOGPROBS_NATIVE = 128
 MAX_TEMPERATURE = 1e6
+MAX_ITEMS = 4096
+"""Items of a list or object, whatever it is (messages, texts, stop strings, …), but for lists of
+token ids and of prompts, which have limits of their own."""
 _SHOWN_VALUE_CHARS = 60
 _UNION_MEMBER = re.compile(r"(str|int|bool|float|none)$|(list|dict|constrained)\W")
 _REFUSED = "refused"
-"""Our own type of validation error: a field that is known and not supported."""
+"""Our own type of validation error: a field that is known, and not supported or too long."""
 
 BodyT = TypeVar("BodyT", bound="Body")
 
@@ -40,6 +52,9 @@ class Body(BaseModel):
 
     keeps_null: ClassVar[frozenset[str]] = frozenset()
     """Fields whose null means something else than leaving them out."""
+    long_lists: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may have more than :data:`MAX_ITEMS` items. Their types must not be checked item
+    by item: two million wrong items are two million errors, which take half a minute to make."""
     refused: ClassVar[Mapping[str, str]] = {}
     """What exists elsewhere, would change the answer, and is not supported here, with a hint for
     each. A value that asks for nothing (null, false, 0, empty) passes, and is dropped."""
@@ -52,6 +67,15 @@ class Body(BaseModel):
         for name, hint in cls.refused.items():
             if data.get(name):
                 problem = f"is not supported{hint and ': ' + hint}"
+                raise PydanticCustomError(_REFUSED, "{problem}", {"name": name, "problem": problem})
+        for name, value in data.items():
+            if (
+                isinstance(value, list | dict)
+                and len(value) > MAX_ITEMS
+                and name in cls.model_fields
+                and name not in cls.long_lists
+            ):
+                problem = f"has {len(value)} items, at most {MAX_ITEMS} are allowed"
                 raise PydanticCustomError(_REFUSED, "{problem}", {"name": name, "problem": problem})
         return {
             name: value
@@ -66,12 +90,17 @@ def parse_body(schema: type[BodyT], raw: bytes) -> BodyT:
     Raises:
         ApiError: 400, for malformed JSON or the first field that is wrong.
     """
+    collecting = gc.isenabled()
+    gc.disable()  # or a body of a million small lists is searched for cycles again and again
     try:
         data = pydantic_core.from_json(raw)
     except ValueError as error:
         raise ApiError(
             400, f"the body is not valid JSON: {error}", code="json_parse_error"
         ) from None
+    finally:
+        if collecting:
+            gc.enable()
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object")
     return validate(schema, data)
@@ -106,8 +135,12 @@ def _is_name(part: int | str) -> bool:
     return isinstance(part, int) or _UNION_MEMBER.match(part) is None
 
 
+_repr = reprlib.Repr()
+_repr.maxlist = _repr.maxdict = _repr.maxstring = _repr.maxlong = 2 * _SHOWN_VALUE_CHARS
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = _repr.repr(value)  # without writing out what is cut off
     return text if len(text) <= _SHOWN_VALUE_CHARS else text[:_SHOWN_VALUE_CHARS] + "…"
 
 
@@ -117,7 +150,8 @@ def token_ids(value: object, param: str, vocab_size: int) -> list[int]:
     Raises:
         ApiError: 400, when it is no list of integers within the vocabulary.
     """
-    if not isinstance(value, list) or any(type(token) is not int for token in value):
+    # Without a loop in Python: a body may hold two million of them.
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise bad_value(param, f"must be a list of token ids, got {_shown(value)}")
     if value and not (min(value) >= 0 and max(value) < vocab_size):
         bad = next(token for token in value if not 0 <= token < vocab_size)
@@ -125,8 +159,10 @@ def token_ids(value: object, param: str, vocab_size: int) -> list[int]:
     return value
 
 
-def prompts(value: object, param: str, vocab_size: int) -> tuple[list[str | list[int]], bool]:
-    """The prompts in ``value``: text, token ids, or a list of either.
+def prompts(
+    value: object, param: str, vocab_size: int, most: int
+) -> tuple[list[str | list[int]], bool]:
+    """The prompts in ``value``: text, token ids, or a list of at most ``most`` of either.
 
     Returns:
         The prompts, and whether ``value`` was a list of prompts (a batch) and not a single one.
@@ -141,6 +177,8 @@ def prompts(value: object, param: str, vocab_size: int) -> tuple[list[str | list
         raise bad_value(param, f"must be text, token ids, or a list of either, got {_shown(value)}")
     elif not value:
         raise bad_value(param, "must not be empty")
+    elif isinstance(value[0], str | list) and len(value) > most:
+        raise bad_value(param, f"has {len(value)} prompts, at most {most} are allowed in one call")
     elif isinstance(value[0], str):
         if not all(isinstance(item, str) for item in value):
             raise bad_value(param, "must be a list of texts only, or of token ids only")
@@ -159,6 +197,8 @@ def prompts(value: object, param: str, vocab_size: int) -> tuple[list[str | list
 
 GUIDED = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "stop_regex"), "")
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+"""Added to a logit: 100 all but forces a token, -100 all but forbids it."""
 
 
 class SamplingFields(Body):
@@ -172,8 +212,8 @@ class SamplingFields(Body):
     min_p: float = Field(default=0.0, ge=0, le=1)
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
-    logit_bias: dict[str, float] = Field(default={}, max_length=MAX_LOGIT_BIAS)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=2)
+    logit_bias: dict[str, Bias] = Field(default={}, max_length=MAX_LOGIT_BIAS)
     n: int = Field(default=1, ge=1, le=MAX_GROUP)
     stop: str | list[str] = Field(default=[], union_mode="left_to_right")
     stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)

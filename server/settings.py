@@ -35,6 +35,9 @@ class ServerSettings(BaseModel):
 
     drain_grace_s: float = Field(default=5.0, ge=0)
     """How long requests may go on after the first signal to stop."""
+    engine_exit_s: float = Field(default=10.0, gt=0)
+    """How much longer than that the engine may take to exit by itself: its last step, what it still
+    writes to the KV store and the trace. Then it is killed."""
     engine_start_timeout_s: float = Field(default=600.0, gt=0)
     """From the start of the engine process to its first message; loading a model is in it."""
     engine_silence_s: float = Field(default=15.0, gt=0)

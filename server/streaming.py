@@ -20,6 +20,9 @@ DONE = b"data: [DONE]\n\n"
 STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
 """Set on a request whose response has begun: no other response can be sent for it."""
 
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON lacks: the log-probability of a token that is forbidden."""
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -31,6 +34,11 @@ def to_json(value: object) -> bytes:
 def json_response(value: object, status: int = HTTPStatus.OK) -> web.Response:
     """A JSON answer."""
     return web.Response(body=to_json(value), status=status, content_type="application/json")
+
+
+def shown_logprob(logprob: float) -> float:
+    """A log-probability as clients see it: a finite number, NaN included."""
+    return logprob if logprob >= LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 class EventStream:

@@ -150,7 +150,13 @@ class FakeEngine:
                     self.context_length,
                     (EOS,),
                     self.context_length - 1,
-                    {"max_running_requests": self.max_running, "pid": os.getpid()},
+                    {
+                        "max_running_requests": self.max_running,
+                        "pid": os.getpid(),
+                        "device": "cpu",
+                        "model_type": "hash",
+                        "architectures": ["FakeEngine"],
+                    },
                 )
             )
             self._report()

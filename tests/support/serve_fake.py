@@ -26,7 +26,7 @@ async def main(model: str = "hash", grace: str = "5") -> int:
     return await serve(
         listener,
         EngineConfig(model=model, hash_step_ms=2),
-        ServerSettings(drain_grace_s=float(grace)),
+        ServerSettings(drain_grace_s=float(grace), engine_exit_s=0.5),
         byte_text,
         engine_command=(sys.executable, "-m", "tests.support.fake_engine"),
         on_ready=ready,
