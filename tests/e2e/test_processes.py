@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import psutil
@@ -121,3 +122,32 @@ def test_server_killed_ends_the_engine() -> None:
         server.process.kill()
         server.process.wait()
         engine.wait(5)
+
+
+@pytest.mark.parametrize("grace", ["0", "5"])
+def test_a_drain_waits_for_the_step_that_still_runs(tmp_path: Path, grace: str) -> None:
+    """Goal: the clients are answered at once and the engine computes for a second more; it is not
+    killed in it, so the trace has its end and the engine says that it drained."""
+    trace = tmp_path / "trace.jsonl"
+    options = ("--hash-step-ms", "1500", "--trace", str(trace), "--drain-grace", grace)
+    with serving("--model", "hash", *options) as server:
+
+        async def leave() -> None:
+            async with aiohttp.ClientSession() as session:
+                body = _body(50, "long")
+                async with session.post(server.url + "/generate", json=body) as reply:
+                    await anext(_chunks(reply))  # and the next step runs
+                    if grace != "0":
+                        await session.post(server.url + "/abort_request", json={"rid": "long"})
+                    server.signal()
+                    await reply.content.read()
+
+        asyncio.run(leave())
+        stopped = time.monotonic()
+        assert server.wait() == 0
+        assert time.monotonic() - stopped < 5.0
+        log = server.log.read_text()
+    assert "the engine stops: drained" in log
+    assert "is killed" not in log
+    last = json.loads(trace.read_text().splitlines()[-1])
+    assert last["at_rest"] is True, last
