@@ -130,6 +130,45 @@ async def test_logprobs_are_triples() -> None:
         assert "output_token_logprobs" not in meta["meta_info"]
 
 
+async def test_logprobs_are_numbers_that_json_has() -> None:
+    """Goal: the infinities of forbidden tokens, and NaN, leave as -9999 on every surface."""
+
+    def numbers(value: Any) -> list[float]:
+        if isinstance(value, dict):
+            return [n for each in value.values() for n in numbers(each)]
+        if isinstance(value, list):
+            return [n for each in value for n in numbers(each)]
+        return [value] if isinstance(value, float) else []
+
+    async with serving() as server:
+        body: dict[str, Any] = {
+            "text": "hi",
+            "sampling_params": greedy(3, min_new_tokens=2),
+            "return_logprob": True,
+            "top_logprobs_num": 2,
+            "token_ids_logprob": [65],
+        }
+        meta = (await server.post("/generate", body))[1]["meta_info"]
+        assert meta["output_top_logprobs"][0] == [[-0.1, 97, None], [-9999.0, 98, None]]
+        assert meta["output_token_ids_logprobs"][:2] == [[[-9999.0, 65, None]]] * 2
+        assert meta["output_token_ids_logprobs"][2] == [[-65.0, 65, None]]
+        events = await server.events("/generate", body | {"stream": True})
+        assert -9999.0 in numbers(events[-1]["meta_info"]["output_top_logprobs"])
+
+        params = {"max_tokens": 3, "min_tokens": 2}
+        completion = {"prompt": "hi", "logprobs": 2, **params}
+        answer = (await server.post("/v1/completions", completion))[1]["choices"][0]["logprobs"]
+        assert answer["top_logprobs"][0] == {"a": -0.1, "b": -9999.0}
+        chat = {"messages": [{"role": "user", "content": "hi"}], **params}
+        chat |= {"logprobs": True, "top_logprobs": 2}
+        answer = (await server.post("/v1/chat/completions", chat))[1]["choices"][0]["logprobs"]
+        assert [top["logprob"] for top in answer["content"][0]["top_logprobs"]] == [-0.1, -9999.0]
+        for path, wanted in (("/v1/completions", completion), ("/v1/chat/completions", chat)):
+            chunks = await server.events(path, wanted | {"stream": True})
+            shown = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+            assert -9999.0 in numbers(shown)
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 40])
 async def test_a_stop_string_ends_the_answer_and_the_engine(tokens_per_step: int) -> None:
     async with serving(tokens_per_step=tokens_per_step) as server:

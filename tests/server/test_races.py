@@ -436,6 +436,26 @@ async def test_a_full_channel_refuses_new_requests_and_loses_no_abort() -> None:
         await server.at_rest()
 
 
+async def test_ending_all_requests_makes_nothing_healthy() -> None:
+    """Goal: the probe must see a token; one that was ended is tried again, one at a time."""
+    async with serving(ServerSettings(probe_timeout_s=1.0)) as server:
+        server.engine.held.set()
+        probing = asyncio.create_task(server.get("/health_generate"))
+        for round_ in range(1, 4):
+            await server.until(lambda: len(server.engine.submits) == round_)  # noqa: B023
+            assert len(server.engine.members) == 1
+            assert (await server.post("/abort_request", {"abort_all": True}))[0] == 200
+            assert not probing.done()
+        assert (await server.post("/abort_request", {"rid": "health-probe"}))[0] == 200
+        assert (await probing)[0] == 503, "no token ever came"
+        probing = asyncio.create_task(server.get("/health_generate"))
+        await server.until(lambda: len(server.engine.submits) == 5)
+        await server.post("/abort_request", {"abort_all": True})
+        server.engine.held.clear()
+        assert (await probing)[0] == 200, "the engine is well, whoever ended its first probe"
+        await server.at_rest()
+
+
 @pytest.mark.parametrize("grace", [0.0, 0.4])
 async def test_b126_a_drain_answers_everyone(grace: float) -> None:
     async with serving(step_s=0.01) as server:

@@ -4,10 +4,14 @@ It speaks ``transport.messages`` over a real channel. In a test it runs in a thr
 (:class:`FakeEngine`), where the test holds and releases its steps and sees what it received; as
 ``python -m tests.support.fake_engine ENDPOINT`` it is a process that can be killed.
 
+Below ``min_new_tokens`` the last of a token's ``top_logprobs`` is minus infinity, as that of a
+forbidden token, and those of ``token_ids_logprob`` are NaN, which no engine should say.
+
 Output token ``k`` of a request is the ``k``-th byte of the text scripted for its prompt, or else of
 "abcdefghijklmnopqrstuvwxyz" repeated. Log-probabilities are ``-(k + 1) / 10``.
 """
 
+import math
 import os
 import sys
 import threading
@@ -202,6 +206,9 @@ class FakeEngine:
             value = -(index + 1) / 10
             row = [((token + k) % VOCAB_SIZE, value - k) for k in range(sampling.top_logprobs)]
             chosen = [(t, -float(t)) for t in sampling.token_ids_logprob]
+            if index < sampling.min_new_tokens:
+                row[-1:] = [(token, -math.inf) for token, _ in row[-1:]]
+                chosen = [(token, math.nan) for token, _ in chosen]
             output = msgspec.structs.replace(
                 output, logprobs=[value], top_logprobs=[row], chosen_logprobs=[chosen]
             )
