@@ -113,7 +113,7 @@ class PairedScheduler(SchedulerCore):
         self.room_pool: Final = CountPool(
             "rooms", 3 * config.max_running_requests + config.max_queued_requests + self._slots_here
         )
-        self.doors: Final = Doors(DOOR_CAPACITY)
+        self.doors: Final = Doors(DOOR_CAPACITY, self.role)
         self.peers: Final[dict[str, Peer]] = {}
         self._mail: list[tuple[str, ControlFrame]] = []
         self._next_heartbeat = 0.0
@@ -143,7 +143,12 @@ class PairedScheduler(SchedulerCore):
     def peer_closed(self, node: str) -> None:
         """The socket to a peer was closed, or its process is gone: it writes no more."""
         self._now()
-        self.peers.pop(node, None)
+        peer = self.peers.pop(node, None)
+        if peer is not None:
+            self.doors.forget_peer(peer.boot_id)
+        for room, (sender, _) in list(self._early_frames.items()):
+            if sender == node:
+                del self._early_frames[room]
         self._process_gone(node, "")
 
     def _process_gone(self, node: str, successor: str) -> None:
@@ -188,7 +193,7 @@ class PairedScheduler(SchedulerCore):
         finish: Finish | None = None
         if isinstance(frame, PeerQuiet):
             finish = Finish(type="abort", message="the peer stopped writing", status=503)
-        elif isinstance(frame, PeerHello):
+        elif isinstance(frame, PeerHello) and protocol.compares_terms(request.state):
             why = protocol.mismatch(self.terms, Terms(*frame.terms))
             if why is not None:
                 finish = _incompatible(why)
