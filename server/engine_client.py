@@ -40,6 +40,8 @@ from transport.messages import (
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine.worker")
+AT_A_TIME = 32
+"""Messages of the engine handled before others get their turn on the event loop."""
 ENGINE_GONE = "the engine process is gone"
 
 
@@ -263,8 +265,10 @@ class EngineClient:
                 self._owed.popleft()
 
     async def _read(self) -> None:
-        while True:
+        for count in itertools.count(1):
             message = await self._channel.receive()
+            if count % AT_A_TIME == 0:
+                await asyncio.sleep(0)  # receiving what is there already does not wait
             self._last_heard = time.monotonic()
             try:
                 self._dispatch(message)

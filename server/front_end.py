@@ -44,6 +44,8 @@ AbortCause = Literal["api", "disconnect", "drain", "slow_reader"]
 INLINE_UNITS = 2048
 """What is larger is converted in a thread, which does not hold the event loop. A unit is a
 character to tokenize or a token to turn into text (about 1 µs), or a byte of a chat's body."""
+AT_A_TIME = 32
+"""Prompts of a call handed to the engine before others get their turn on the event loop."""
 CALL_UNITS = 32
 """Each text, list of tokens or message costs as much as so many of its units, however short."""
 
@@ -122,7 +124,7 @@ class FrontEnd:
                 self._tokenize,
                 submissions,
             )
-            self._submit(call, submissions, prompts)
+            await self._submit(call, submissions, prompts)
             yield call
         except (asyncio.CancelledError, ConnectionError):
             cause = "disconnect"
@@ -243,7 +245,7 @@ class FrontEnd:
             for each in submissions
         ]
 
-    def _submit(
+    async def _submit(
         self, call: Call, submissions: Sequence[Submission], prompts: Sequence[list[int]]
     ) -> None:
         hello = self.admit()  # tokenizing takes time, and things happen meanwhile
@@ -258,8 +260,12 @@ class FrontEnd:
                 choice.prompt_ids = prompt
                 call.choices.append(choice)
                 self._choices[member] = choice
+        for position, submission in enumerate(submissions):
+            record, prompt = call.records[position], prompts[position]
+            if position % AT_A_TIME == AT_A_TIME - 1:
+                await asyncio.sleep(0)
             if record.answered:
-                continue  # aborted while it was tokenized: the engine never hears of it
+                continue  # aborted before its turn came: the engine never hears of it
             sampling = msgspec.structs.replace(submission.sampling, max_new_tokens=limits[position])
             self.engine.submit(
                 Submit(

@@ -77,6 +77,29 @@ async def test_many_short_texts_are_one_long_call(
         assert worst < 0.3, "not the half second that tokenizing takes"
 
 
+async def test_many_prompts_leave_others_their_turn() -> None:
+    """Goal: a thousand submissions, and a thousand answers to them, do not go in one piece."""
+    async with serving(max_running=2000, max_queued=2000) as server:
+        body = {"prompt": [[120]] * 1000, "max_tokens": 2}
+        turns = 0
+        done = asyncio.Event()
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while not done.is_set():
+                await asyncio.sleep(0)
+                turns += len(server.engine.submits) in range(1, 1000)
+
+        counting = asyncio.create_task(count_turns())
+        status, answer, _, worst = await worst_delay(server, "/v1/completions", body)
+        done.set()
+        await counting
+        assert (status, len(answer["choices"])) == (200, 1000)
+        assert turns >= 5
+        assert worst < 0.3
+        await server.at_rest()
+
+
 async def test_many_tokens_are_turned_into_text_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
