@@ -225,7 +225,11 @@ async def _start(
 
 
 async def _watch(process: EngineProcess, engine: EngineClient) -> None:
-    engine.lost(await process.exited())
+    why = await process.exited()
+    if process.exit_code is not None and process.exit_code >= 0:
+        # It ended on purpose, and may have answered requests with its last breath.
+        await engine.last_words(LAST_WORDS_S / 2)
+    engine.lost(why)
 
 
 async def _cancel(task: asyncio.Task[object] | asyncio.Task[None]) -> None:

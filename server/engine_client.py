@@ -127,6 +127,7 @@ class EngineClient:
         self._queries: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)
         self._ready = asyncio.Event()
+        self._said_goodbye = asyncio.Event()
         self._last_heard = time.monotonic()
         self.hello: Hello | None = None
         """What the engine said when it became ready; None before."""
@@ -237,6 +238,13 @@ class EngineClient:
         self._ready.set()
         self.on_gone()
 
+    async def last_words(self, timeout_s: float) -> None:
+        """Wait until everything that an engine sent before it stopped is handled. One that died
+        without saying so is waited for in vain."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._said_goodbye.wait()
+
     async def close(self, linger_s: float = 0.0) -> None:
         """Stop reading and close the channel."""
         tasks = [task for task in (self._reader, self._flusher) if task is not None]
@@ -294,6 +302,7 @@ class EngineClient:
                 self._ready.set()
             case Stopped():
                 self.stopped = message
+                self._said_goodbye.set()
                 logger.info("the engine stops: %s %s", message.reason, message.error)
 
 

@@ -17,6 +17,7 @@ from transport.messages import (
     FromEngine,
     Hello,
     Load,
+    Output,
     Outputs,
     Query,
     Reply,
@@ -169,3 +170,22 @@ def test_errors_in_replies() -> None:
     error = reply_error({"error": "no"})
     assert error is not None
     assert error.status == 400
+
+
+async def test_an_engines_last_words_are_handled_before_it_counts_as_gone() -> None:
+    """Goal: what an engine sends in the instant in which it exits is not lost to the news of its
+    end."""
+    async with connected() as (client, endpoint):
+        seen: list[Outputs] = []
+        client.on_outputs = seen.append
+        with Channel[FromEngine, ToEngine](endpoint, receives=ToEngine) as engine:
+            engine.send(Outputs([Output("r", 0, [1])]))
+            engine.send(Stopped("drained"))
+            assert client.stopped is None, "nothing was read yet"
+            await client.last_words(5.0)
+        assert client.stopped == Stopped("drained")
+        assert [output.rid for outputs in seen for output in outputs.outputs] == ["r"]
+    async with connected() as (client, _):
+        started = time.monotonic()
+        await client.last_words(0.05)
+        assert 0.04 < time.monotonic() - started < 1.0, "it died without a word"
