@@ -151,3 +151,25 @@ def test_a_drain_waits_for_the_step_that_still_runs(tmp_path: Path, grace: str) 
     assert "is killed" not in log
     last = json.loads(trace.read_text().splitlines()[-1])
     assert last["at_rest"] is True, last
+
+
+def test_second_signal_does_not_wait_for_a_step() -> None:
+    """Goal: while the drain waits for the engine's last step, a second signal still ends all."""
+    with serving("--model", "hash", "--hash-step-ms", "4000", "--drain-grace", "0") as server:
+
+        async def leave() -> None:
+            async with aiohttp.ClientSession() as session:
+                waiting = asyncio.create_task(
+                    session.post(server.url + "/generate", json=_body(50, "x", stream=False))
+                )
+                await asyncio.sleep(0.3)
+                server.signal()
+                await waiting
+
+        asyncio.run(leave())
+        time.sleep(0.5)
+        assert server.process.poll() is None, "it waits for the step"
+        server.signal()
+        stopped = time.monotonic()
+        assert server.wait() == 128 + signal.SIGTERM
+        assert time.monotonic() - stopped < 1.0
