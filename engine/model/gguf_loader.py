@@ -233,7 +233,10 @@ def _scale(raw: Tensor) -> Tensor:
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    return torch.cat((raw & 15, raw >> 4), dim=2).flatten(1)
+    codes = torch.empty(*raw.shape[:2], 2, raw.shape[2], dtype=torch.uint8)
+    torch.bitwise_and(raw, 15, out=codes[:, :, 0])
+    torch.bitwise_right_shift(raw, 4, out=codes[:, :, 1])
+    return codes.flatten(1)
 
 
 def _q8_0(data: Tensor, shape: list[int]) -> Tensor:

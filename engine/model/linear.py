@@ -94,7 +94,7 @@ class DenseKernels:
         self._device = device
 
     def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
-        weight = torch.cat([dense(part).to(self._device, self._dtype) for part in weights])
+        weight = stacked([dense(part).to(self._device, self._dtype) for part in weights])
         return Dense(weight, None if bias is None else bias.to(self._device, self._dtype))
 
     def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit:
@@ -154,7 +154,7 @@ class FusedGate:
 
 class PackedKernels:
     def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
-        weight = torch.cat([dense(part).bfloat16() for part in weights])
+        weight = stacked([dense(part).bfloat16() for part in weights])
         return Packed(weight, None if bias is None else bias.bfloat16())
 
     def gated_unit(self, gate: Weight, up: Weight) -> GatedUnit:
@@ -223,7 +223,12 @@ def _all_int4(weights: Sequence[Weight]) -> GroupedInt4 | None:
     if rows % 16:  # the kernel's blocks of output columns
         return None
     return GroupedInt4(
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scale for part in parts]),
-        torch.cat([part.minimum for part in parts]),
+        stacked([part.codes for part in parts]),
+        stacked([part.scale for part in parts]),
+        stacked([part.minimum for part in parts]),
     )
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all ``parts``; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
