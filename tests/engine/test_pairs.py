@@ -131,7 +131,7 @@ def test_a_prefill_that_is_gone_ends_what_has_not_landed_and_nothing_else() -> N
 
 
 def test_a_prompt_beyond_decodes_limit_is_refused_alike_on_both_sides() -> None:
-    """Design, section 6: static limits answer the same 400 on prefill and decode, whoever is first."""
+    """Design, section 6: static limits answer the same 400 on both sides, whoever is first."""
     for prefill_first in (False, True):
         pair = Pair(1)
         object.__setattr__(pair.decode.limits, "pool_tokens", 10)
