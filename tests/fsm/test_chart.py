@@ -154,8 +154,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "a debt that comes back": (
         edge("stopping", "quiesce", target="waiting"),
-        "edge stopping --quiesce--> waiting leads from an answered state to one that owes an"
-        " answer",
+        (
+            "edge stopping --quiesce--> waiting leads from an answered state to one that owes an"
+            " answer"
+        ),
     ),
     "no reason": (
         edge("waiting", "admit", why=""),
