@@ -4,6 +4,7 @@
 #   make serve        a server with the default model, in the foreground (PORT=8001, ARGS="--debug")
 #   make test         what CI runs (ARGS="-k draw" for less)
 #   make check        lint, format, types
+#   make sim          simulated clusters from seeds, with every fault (SEEDS=1000)
 #   make soak         64 streams with random aborts for two minutes (ARGS="--seconds 600")
 #   make bench        figures over HTTP, beside transformers (ARGS="--dtype int4")
 #   make explore      every state of the charts, with large budgets (minutes; docs/exploration.md)
@@ -28,7 +29,7 @@ export no_proxy := $(NO_PROXY)
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help serve test check bench explore soak charts clean
+.PHONY: help serve test check bench explore sim soak charts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,6 +51,9 @@ soak: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks.serving --peer $(ARGS)
+
+sim: .venv/dev.stamp
+	@$(BIN)/fsm-replay simulate --seeds $(or $(SEEDS),1000) $(ARGS)
 
 explore: .venv/dev.stamp
 	@$(BIN)/fsm-replay explore $(or $(ARGS),--long)

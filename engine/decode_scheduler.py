@@ -126,18 +126,21 @@ class DecodeScheduler(PairedScheduler):
 
     def _grant(self, request: Request) -> bool:
         """Reserve everything, and tell prefill that it may write."""
-        pages = self.kv.reserve_new(request, self._extent(request))
-        if pages is None:
-            return False
-        leases: dict[Resource, Lease] = {"pages": pages}
+        # Pages last: nothing is evicted, and nothing stands in the trace, for a grant that fails.
+        leases: dict[Resource, Lease] = {}
+        pages = None
         try:
             leases["metadata_slots"] = self.metadata.reserve(request.life)
             leases["receivers"] = self.receivers.reserve(request.life)
             leases["rows"] = self.rows.reserve(request.life)
+            pages = self.kv.reserve_new(request, self._extent(request))
         except Exhausted:
+            pages = None
+        if pages is None:
             for lease in leases.values():
                 lease.cancel()
             return False
+        leases["pages"] = pages
         self._fire(request, "grant", "scheduler", "", leases)
         self._deadlines.set(self._clock() + self.transfer_timeout_s, "transfer", request)
         return True
@@ -248,7 +251,7 @@ class DecodeScheduler(PairedScheduler):
             host = self.host.reserve(request.life, len(pages.table))
         except Exhausted:
             finish = Finish(
-                type="abort",
+                type="error",
                 message="Retraction host KV pool exhausted",
                 status=500,
                 err_type="InternalServerError",
@@ -263,13 +266,13 @@ class DecodeScheduler(PairedScheduler):
 
     def _restore(self, request: Request) -> bool:
         """Bring a retracted request back: its KV is copied in before any step reads it."""
-        pages = self.kv.reserve_new(request, self._extent(request))
-        if pages is None:
-            return False
         try:
             row = self.rows.reserve(request.life)
         except Exhausted:
-            pages.cancel()
+            return False
+        pages = self.kv.reserve_new(request, self._extent(request))
+        if pages is None:
+            row.cancel()
             return False
         host = request.leases["host_pages"]
         if not isinstance(host, HostPages):

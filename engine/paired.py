@@ -201,7 +201,15 @@ class PairedScheduler(SchedulerCore):
                 self._send(pairing.node, self._frame("reject", request, pairing))
                 message = "peer_reject"
         elif isinstance(frame, (PeerAbort, PeerReject)):
-            finish = Finish(type="abort", message=frame.message, status=frame.status)
+            failed = frame.status == 500 and message == "peer_abort"
+            if failed and self.role == "decode":
+                message = "wire_failed"  # not given up: its step or its transfer failed
+            finish = Finish(
+                type="error" if failed else "abort",
+                message=frame.message,
+                status=frame.status,
+                err_type="InternalServerError" if failed else None,
+            )
         objection = self._objection(request, frame)
         if objection is not None and message != "peer_reject":
             finish, message = objection, "peer_reject"

@@ -238,7 +238,10 @@ class PrefillScheduler(PairedScheduler):
                 continue
             if done.error:
                 finish = Finish(
-                    type="abort", message=f"the transfer failed: {done.error}", status=500
+                    type="error",
+                    message=f"the transfer failed: {done.error}",
+                    status=500,
+                    err_type="InternalServerError",
                 )
                 self._deliver(request, "wire_failed", finish)
             elif pairing.sealed and not pairing.writes:

@@ -23,6 +23,7 @@ from server import (
     replay_diff,
     replay_explore,
     replay_show,
+    replay_simulate,
     replay_stats,
     replay_timeline,
 )
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         replay_chart.add,
         replay_diff.add,
         replay_explore.add,
+        replay_simulate.add,
         add_run,
     ):
         add(commands)

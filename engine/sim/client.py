@@ -38,6 +38,7 @@ Watch = Callable[["Submission"], None]
 """Is told whenever what a client was shown has changed."""
 
 GONE: Final = "the client went away"
+REFUSED: Final = "the connection was refused"
 LOST: Final = "the connection to the server was lost"
 
 
@@ -111,6 +112,7 @@ class Clients:
         """Answers to what was asked, newest last."""
         self.faults: list[str] = []
         self.last_answer_us = 0
+        self._down = False
         self._world = world
         self._detok_us = detok_us
         self._matches = matches
@@ -122,10 +124,12 @@ class Clients:
 
     def attach(self, post: Post) -> None:
         """Messages go to this process from now on."""
-        self._post = post
+        self._post, self._down = post, False
 
     def connection_lost(self) -> None:
-        """The process is gone: whoever waits for an answer gets an error instead."""
+        """The process is gone: whoever waits for an answer gets an error instead, and so does
+        whoever calls before there is another one."""
+        self._down = True
         for record in self.table:
             record.end(Finish("error", message=LOST, status=503))
             self._notice(record)
@@ -150,6 +154,8 @@ class Clients:
         return submission
 
     def abort(self, rids: tuple[str, ...], everything: bool) -> None:
+        if self._down:
+            return
         self._post(Abort(rids=rids, all=everything, query=1), "")
 
     def disconnect(self, name: str) -> None:
@@ -198,6 +204,9 @@ class Clients:
 
     def _open(self, submission: Submission) -> None:
         message = submission.message
+        if self._down:
+            self._refuse(submission, Finish("error", message=REFUSED, status=503))
+            return
         try:
             record = self.table.open(message.rid, message.n)
         except StillSettling as settling:

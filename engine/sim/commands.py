@@ -36,17 +36,18 @@ def run_until(run: "Run", command: Command) -> None:
             raise command.error("write 'run DURATION'")
         run.drive.until_time(run.world.now_us + amount)
         return
-    if words[1:] == ("idle",) and not command.options:
-        _until_idle(run)
+    limit = run.world.now_us + command.integer("within", RUN_LIMIT_US)
+    if words[1:] == ("idle",) and not command.options.keys() - {"within"}:
+        _until_idle(run, limit)
         return
     test = _condition(run, command)
-    if not run.drive.until(test, run.world.now_us + RUN_LIMIT_US):
+    if not run.drive.until(test, limit):
         raise Fault(f"this never happens; {_standing(run, command.words[1])}")
 
 
-def _until_idle(run: "Run") -> None:
+def _until_idle(run: "Run", limit_us: int) -> None:
     cluster = run.cluster
-    if not run.drive.until(lambda: cluster.idle, run.world.now_us + RUN_LIMIT_US):
+    if not run.drive.until(lambda: cluster.idle, limit_us):
         held = [
             name if cluster.single else f"{name} of {node.name}"
             for node in cluster.nodes.values()
@@ -61,7 +62,7 @@ def _until_idle(run: "Run") -> None:
 def _condition(run: "Run", command: Command) -> Callable[[], bool]:
     """``RID PHASE``, ``RID state=S [on=NODE]`` or ``RID tokens=N``; a phase passed through
     counts."""
-    extra = "on" in command.options
+    extra = len(command.options.keys() & {"on", "within"})
     if len(command.words) + len(command.options) - extra != 3 or len(command.words) < 2:
         raise command.error("write 'run until RID PHASE', '… state=S [on=NODE]' or '… tokens=N'")
     name = command.words[1]

@@ -177,7 +177,9 @@ class RouterNode:
     def _send(self, action: Send) -> None:
         worker = self._workers()[action.node]
         if self._network.cut(self.name, action.node):
-            return  # nobody answers; a probe will tell
+            # Nobody answers. Either a probe will tell, or the call gets through later.
+            self._deferred.append(lambda: self._send(action))
+            return
         if worker.dead:
             self._perform(self.core.lost(action.node))
             return
@@ -207,14 +209,9 @@ class RouterNode:
         submission = call.submission
         if submission.answered:
             self._perform(self.core.answered(node, rid, attempt, _finish(submission)))
-            if key in self._calls and node != self._speaker(rid):
-                del self._calls[key]
+            self._calls.pop(key, None)  # it has ended, whatever came of it
         elif any(view.tokens for view in submission.views):
             self._perform(self.core.spoke(node, rid, attempt))
-
-    def _speaker(self, rid: str) -> str:
-        record = self.core.records.get(rid)
-        return record.speaker if record is not None else ""
 
     def _hang_up(self, node: str, call: Call) -> None:
         call.submission.watch = None

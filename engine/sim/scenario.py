@@ -164,6 +164,11 @@ def run_file(path: Path) -> Outcome:
 
 def run_text(text: str, file: str, where: str = "") -> Outcome:
     """Run the scenario ``text``; the first fault ends it. Messages say ``where``, or ``file``."""
+    return play(text, file, where)[0]
+
+
+def play(text: str, file: str, where: str = "") -> tuple[Outcome, Run | None]:
+    """As :func:`run_text`, with the run itself, to look at afterwards; None if it was skipped."""
     where = where or file
     parsed = parse(text, where)
     outcome = Outcome(file, commands=len(parsed))
@@ -172,7 +177,7 @@ def run_text(text: str, file: str, where: str = "") -> Outcome:
         outcome.skipped = outcome.skipped or _missing(parsed[index])
         index += 1
     if outcome.skipped:
-        return outcome
+        return outcome, None
     run = Run(parsed[index])
     run.transcript.append(f"> {parsed[index].text}")
     for command in parsed[index + 1 :]:
@@ -189,7 +194,7 @@ def run_text(text: str, file: str, where: str = "") -> Outcome:
     outcome.trace = "\n".join(run.transcript) + "\n"
     outcome.time_us, outcome.events = run.world.now_us, run.world.events
     outcome.requests = len(run.cluster.submissions())
-    return outcome
+    return outcome, run
 
 
 def _fault(run: Run, command: Command, message: str) -> str:
@@ -208,4 +213,4 @@ def _missing(command: Command) -> str:
     return ""
 
 
-__all__ = ["FEATURES", "Outcome", "Run", "ScenarioError", "run_file", "run_text"]
+__all__ = ["FEATURES", "Outcome", "Run", "ScenarioError", "play", "run_file", "run_text"]

@@ -277,7 +277,7 @@ VERBS: Final[dict[str, Verb]] = {
             "run DURATION, run until idle, or run until RID PHASE|state=S|tokens=N",
             1,
             3,
-            {"state": name, "tokens": natural, "on": name},
+            {"state": name, "tokens": natural, "on": name, "within": duration},
         ),
         Verb("step", "step NODE", 1, 1),
         Verb(
