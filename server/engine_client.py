@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import signal
 import sys
 import time
@@ -42,6 +43,13 @@ logger = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "engine.worker")
 AT_A_TIME = 32
 """Messages of the engine handled before others get their turn on the event loop."""
+MALLOC = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+"""For glibc, unless the operator chose otherwise: tensors of ever new sizes left holes behind in its
+arenas, and resident memory grew by 250 MB in a minute of ragged batches; now by 100 MB, once."""
 ENGINE_GONE = "the engine process is gone"
 
 
@@ -65,7 +73,11 @@ class EngineProcess:
             OSError: The command cannot be run.
         """
         process = await asyncio.create_subprocess_exec(
-            *command, endpoint, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            *command,
+            endpoint,
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**MALLOC, **os.environ},
         )
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # a child that died at once is seen by exited()

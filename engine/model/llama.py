@@ -175,20 +175,25 @@ class Llama:
         """
         config, last = self.config, len(self._layers) - 1
         self._step.decodes(decodes)
+        rows, wanted = len(tokens), len(sampled)
+        if not self._exact:
+            tokens, positions = _padded(tokens), _padded(positions)
         hidden = functional.embedding(tokens, self._embedding).float()
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
             project = partial(layer.project, config=config)
             qkv = self._by_rows(project, hidden, cos, sin)
-            kv.write(slots[index], qkv[:, config.num_heads :])
-            if index == last and not len(sampled):
+            kv.write(slots[index], qkv[:rows, config.num_heads :])
+            if index == last and not wanted:
                 break
-            attended = attention.run(index, qkv[:, : config.num_heads])
-            if index == last and len(sampled) < len(tokens):
+            attended = attention.run(index, qkv[:rows, : config.num_heads])
+            if index == last and wanted < rows:
                 attended, hidden = attended[sampled], hidden[sampled]
+                hidden = hidden if self._exact else _padded(hidden)
+            attended = attended if self._exact else _padded(attended)
             hidden = self._by_rows(layer.finish, attended, hidden)
         else:
-            return self._by_rows(self._logits, hidden)
+            return self._by_rows(self._logits, hidden)[:wanted]
         return hidden.new_empty(0, config.vocab_size)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -210,6 +215,23 @@ class Llama:
         padded = [functional.pad(x, (0, 0) * (x.dim() - 1) + (0, filler)) for x in inputs]
         blocks = zip(*(torch.split(x, EXACT_ROWS) for x in padded), strict=True)
         return torch.cat([function(*block) for block in blocks])[:rows]
+
+
+def padded_rows(rows: int) -> int:
+    """How many rows a step of ``rows`` tokens is computed with.
+
+    oneDNN builds and keeps a kernel for every shape it meets. Ragged steps come in every size, which
+    cost milliseconds at each new one, and memory that went on growing; so there are few sizes.
+    """
+    if rows <= 4:
+        return rows
+    unit = 8 if rows <= 64 else 32 if rows <= 512 else 128
+    return -(-rows // unit) * unit
+
+
+def _padded(x: Tensor) -> Tensor:
+    filler = padded_rows(x.shape[0]) - x.shape[0]
+    return x if not filler else functional.pad(x, (0, 0) * (x.dim() - 1) + (0, filler))
 
 
 def likely(logits: Tensor) -> Tensor:
