@@ -48,8 +48,8 @@ MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
-"""For glibc, unless the operator chose otherwise: tensors of ever new sizes left holes behind in its
-arenas, and resident memory grew by 250 MB in a minute of ragged batches; now by 100 MB, once."""
+"""For glibc, unless the operator chose otherwise: tensors of ever new sizes left holes behind in
+its arenas, and resident memory grew by 250 MB in a minute of ragged batches; now by 100 MB, once."""
 ENGINE_GONE = "the engine process is gone"
 
 

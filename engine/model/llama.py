@@ -220,8 +220,8 @@ class Llama:
 def padded_rows(rows: int) -> int:
     """How many rows a step of ``rows`` tokens is computed with.
 
-    oneDNN builds and keeps a kernel for every shape it meets. Ragged steps come in every size, which
-    cost milliseconds at each new one, and memory that went on growing; so there are few sizes.
+    oneDNN builds and keeps a kernel for every shape it meets. Ragged steps come in every size; that
+    cost milliseconds at each new one, and memory that went on growing. So there are few sizes.
     """
     if rows <= 4:
         return rows
