@@ -49,7 +49,7 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 """For glibc, unless the operator chose otherwise: tensors of ever new sizes left holes behind in
-its arenas, and resident memory grew by 250 MB in a minute of ragged batches; now by 100 MB, once."""
+its arenas, and resident memory grew by 250 MB in a minute of ragged batches; now by 100, once."""
 ENGINE_GONE = "the engine process is gone"
 
 
