@@ -112,13 +112,23 @@ async def measure(server: Server) -> dict[str, float]:
         return figures | await beside_a_prefill(session, server.url)
 
 
-def peer_figures(model_path: str) -> dict[str, float]:
-    """The same three loads on ``transformers``, bfloat16, the same dequantized weights."""
+def peer_figures() -> dict[str, float]:
+    """The same three loads on ``transformers`` in bfloat16, a model of the same shape with random
+    weights: speed does not depend on them."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder, _, file = model_path.rpartition("/")
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
     def generate(rows: int, tokens: int, new: int) -> float:
         ids = torch.tensor([prompt(tokens, 300 + i) for i in range(rows)])
@@ -144,20 +154,20 @@ def peer_figures(model_path: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", action="append", help="repeat for several; default bfloat16")
+    parser.add_argument(
+        "--dtype", action="append", help="repeat for several; default auto and bfloat16"
+    )
     parser.add_argument("--peer", action="store_true", help="also measure transformers")
     options = parser.parse_args()
     rows: dict[str, dict[str, float]] = {}
-    path = ""
-    for dtype in options.dtype or ["bfloat16"]:
+    for dtype in options.dtype or ["auto", "bfloat16"]:
         with serving("--dtype", dtype) as server:
             started = time.perf_counter()
             asyncio.run(_first_token(server))
             first = server.started_s + time.perf_counter() - started
             rows[f"interlock {dtype}"] = asyncio.run(measure(server)) | {"start_s": first}
-            path = str(server.get("/server_info")["model_path"])
     if options.peer:
-        rows["transformers bfloat16"] = peer_figures(path)
+        rows["transformers bfloat16"] = peer_figures()
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     print("| | " + " | ".join(rows) + " |")
     print("|---" * (len(rows) + 1) + "|")
