@@ -76,8 +76,8 @@ def test_deadlines_throughput_and_queues_are_those_of_now(server: Server) -> Non
         return thread
 
     threads = [generate("runs"), generate("waits")]
+    _until(lambda: server.get("/requests/runs")["phase"] == "decoding")
     running = server.get("/requests/runs")
-    assert running["phase"] == "decoding"
     assert set(running["deadlines"]) == {"client", "running"}
     assert 55 < running["deadlines"]["client"] <= 60
     assert 65 < running["deadlines"]["running"] <= 70

@@ -4,6 +4,7 @@ replays clean, and says of every request what its client was told."""
 import asyncio
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fsm.replay_faults import Fault
@@ -49,8 +50,10 @@ def test_a_killed_engine_leaves_a_trace_that_can_be_read(tmp_path: Path) -> None
     path = tmp_path / "trace.jsonl"
     with serving("--model", "hash", "--trace", str(path)) as server:
         server.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 5}})
+        engine = psutil.Process(server.engine_pid())
         server.process.kill()
         server.wait()
+        engine.wait(10)  # it sees that its server is gone, and writes what it had
     faults: list[Fault] = []
     reader = TraceReader(path)
     (node,) = replay([reader], faults.append)

@@ -148,7 +148,7 @@ async def test_a_chat_is_as_long_as_its_body(monkeypatch: pytest.MonkeyPatch) ->
             status, _, _, worst = await worst_delay(server, path, body)
             assert status == 200
             assert not inline[0]
-            assert worst < 0.3
+            assert worst < 2.0  # seconds of a busy machine, not the fifteen of a long body inline
             inline.clear()
 
 
