@@ -48,6 +48,7 @@ async def stream(
     """Arrival times of the chunks of one request, the first one relative to its start."""
     times = [time.perf_counter()]
     async with session.post(url + "/generate", json=body(tokens, new)) as reply:
+        reply.raise_for_status()
         times.extend([time.perf_counter() async for _ in chunks(reply)])
     return times
 
