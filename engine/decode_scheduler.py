@@ -118,7 +118,7 @@ class DecodeScheduler(PairedScheduler):
     def _granted(self, request: Request) -> int:
         """Grants that the request's prefill node has now."""
         node = self._pairing(request).node
-        return sum(r.state == "receiving" for r in self._with(node))
+        return sum(r.state == "receiving" for r in self.rooms.of_peer(node))
 
     def _extent(self, request: Request) -> int:
         """Positions that a request may ever need."""
@@ -250,12 +250,7 @@ class DecodeScheduler(PairedScheduler):
         try:
             host = self.host.reserve(request.life, len(pages.table))
         except Exhausted:
-            finish = Finish(
-                type="error",
-                message="Retraction host KV pool exhausted",
-                status=500,
-                err_type="InternalServerError",
-            )
+            finish = endings.broken("Retraction host KV pool exhausted")
             request.finish = finish
             self._fire(request, "fail", "scheduler", finish.message)
             self._settle(request)
@@ -302,12 +297,7 @@ class DecodeScheduler(PairedScheduler):
         request.in_steps -= 1
         host = request.leases.get("host_pages")
         if done.error is not None:
-            finish = Finish(
-                type="error",
-                message=f"the copy of its KV failed: {done.error}",
-                status=500,
-                err_type="InternalServerError",
-            )
+            finish = endings.broken(f"the copy of its KV failed: {done.error}")
             self._deliver(request, "step_failed", finish)
         elif done.blobs and isinstance(host, HostPages):
             host.blobs = done.blobs
@@ -327,7 +317,7 @@ class DecodeScheduler(PairedScheduler):
         """Who computes a held request again: its prefill, or another one if that is gone."""
         if original in self.peers or not self.peers:
             return original
-        return min(self.peers, key=lambda node: (len(self._with(node)), node))
+        return min(self.peers, key=lambda node: (len(self.rooms.of_peer(node)), node))
 
     def _ask_again(self, request: Request, pairing: Pairing) -> None:
         self._send(

@@ -1,8 +1,9 @@
-"""What the schedulers of a prefill and of a decode node share: rooms, frames, heartbeats, peers.
+"""What the schedulers of a prefill and of a decode node share: two halves of a request that talk.
 
 Whom a life tells what, and what a frame means, is in :mod:`fsm.protocol`; this module calls it
-and adds what the protocol leaves open: which node a frame goes to, what it carries, and which
-peers there are.
+and adds what the protocol leaves open: which node a frame goes to, and what it carries. Who has
+which room is in :mod:`engine.rooms`, what is answered for rooms without a life in
+:mod:`engine.doorkeeper`, and who is there at all in :mod:`engine.peers`.
 
 A turn of the loop hands over what arrived (:meth:`PairedScheduler.receive`), and sends
 :meth:`PairedScheduler.mail`."""
@@ -10,85 +11,41 @@ A turn of the loop hands over what arrived (:meth:`PairedScheduler.receive`), an
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from engine import endings, frames
 from engine.config import EngineConfig
 from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore
 from engine.deadlines import Timer
+from engine.doorkeeper import Doorkeeper
 from engine.intake import Refusal
 from engine.pairing import Pairing
+from engine.peers import Peers
 from engine.request import Request
+from engine.rooms import RoomLease, Rooms
 from engine.store import PageStore
 from fsm import protocol
 from fsm.chart import Edge
-from fsm.ledger import CountPool, Lease, Pool
-from fsm.protocol import Address, Doors, FrameKind, Frames, Role, Terms
-from fsm.resources import Disposition, Resource
+from fsm.ledger import Lease, Pool
+from fsm.protocol import Address, FrameKind, Frames, Role, Terms
+from fsm.resources import Resource
 from fsm.rules import Decision, Facts, Message
 from fsm.trace import Sink
 from transport.control import (
     ControlFrame,
     Heartbeat,
-    PeerAbort,
     PeerDone,
     PeerFrame,
     PeerGrant,
     PeerHello,
-    PeerLanded,
-    PeerQuiet,
-    PeerReject,
     Recompute,
 )
 from transport.messages import Finish, Submit
 
-HEARTBEAT_S: Final = 1.0
-SILENCE_S: Final = (protocol.MISSES + 0.5) * HEARTBEAT_S
-"""Two heartbeats are missing, and the third is late."""
-DOOR_CAPACITY: Final = 4096
 MEETING_TIMEOUT_S: Final = 30.0
 TRANSFER_TIMEOUT_S: Final = 60.0
 ROOM_TAKEN: Final = "the room is that of another live request"
-UNKNOWN_ROOM: Final = "the other half of this request has ended"
-
-KINDS: Final[dict[type, FrameKind]] = {
-    PeerHello: "hello",
-    PeerGrant: "grant",
-    PeerDone: "done",
-    PeerLanded: "landed",
-    PeerReject: "reject",
-    PeerAbort: "abort",
-    PeerQuiet: "quiet",
-}
-
-
-class RoomLease(Lease):
-    """An open room: frames that name it reach its life."""
-
-    __slots__ = ("_book", "room")
-
-    def __init__(self, book: PairedScheduler, owner: str, room: str) -> None:
-        super().__init__("rooms", owner)
-        self._book = book
-        self.room: Final = room
-
-    def _give_back(self, disposition: Disposition | None) -> None:
-        self._book.close_room(self.owner, self.room)
-
-
-@dataclass(slots=True)
-class Peer:
-    """A node that this one works with."""
-
-    boot_id: str
-    heard_at: float
-    silent: bool = False
-    """Not heard for :data:`SILENCE_S`."""
-    paused: bool = False
-    missing: dict[str, int] | None = None
-    """Rooms of ours that its last heartbeats did not list: how often in a row."""
 
 
 class PairedScheduler(SchedulerCore):
@@ -108,15 +65,13 @@ class PairedScheduler(SchedulerCore):
         node: str = "",
         trace: Sink | None = None,
     ) -> None:
-        self._rooms: dict[str, Request] = {}
         # Live requests, and as many that are answered and still on the wire.
-        self.room_pool: Final = CountPool(
-            "rooms", 3 * config.max_running_requests + config.max_queued_requests + self._slots_here
+        self.rooms: Final = Rooms(
+            3 * config.max_running_requests + config.max_queued_requests + self._slots_here
         )
-        self.doors: Final = Doors(DOOR_CAPACITY, self.role)
-        self.peers: Final[dict[str, Peer]] = {}
+        self.doors: Final = Doorkeeper(self.role)
+        self.peers: Final = Peers()
         self._mail: list[tuple[str, ControlFrame]] = []
-        self._next_heartbeat = 0.0
         self.meeting_timeout_s = MEETING_TIMEOUT_S
         self.transfer_timeout_s = TRANSFER_TIMEOUT_S
         self.malformed = 0
@@ -143,41 +98,35 @@ class PairedScheduler(SchedulerCore):
     def peer_closed(self, node: str) -> None:
         """The socket to a peer was closed, or its process is gone: it writes no more."""
         self._now()
-        peer = self.peers.pop(node, None)
-        if peer is not None:
-            self.doors.forget_peer(peer.boot_id)
-        for room, (sender, _) in list(self._early_frames.items()):
-            if sender == node:
-                del self._early_frames[room]
+        self.doors.forget(node, self.peers.closed(node))
         self._process_gone(node, "")
 
     def _process_gone(self, node: str, successor: str) -> None:
         """A peer's process has ended; ``successor`` is the boot id of the one that is there now, if
         that is known. Whoever had met the old one is told. Whoever had not met anybody knocks once
         more, because there may be a successor (B74); a second closed door is the end."""
-        for request in self._with(node):
+        for request in self.rooms.of_peer(node):
             pairing = self._pairing(request)
             if pairing.life is None and not pairing.knocked_again:
                 pairing.knocked_again = True
                 self._stand(request, pairing)
-            elif pairing.life is None or boot_of(pairing.life) != successor:
+            elif pairing.life is None or frames.boot_of(pairing.life) != successor:
                 self._prove(request, "peer_gone", self._gone(node))
 
     def _peer_frame(self, node: str, frame: PeerFrame) -> None:
-        kind = KINDS[type(frame)]
-        message = protocol.READS[self.role].get(kind)
+        message = protocol.READS[self.role].get(frames.KINDS[type(frame)])
         if message is None:
             self.malformed += 1
             return
         address = Address(frame.room, frame.sender, frame.receiver)
-        request = self._rooms.get(frame.room)
+        request = self.rooms.get(frame.room)
         pairing = request.pairing if request is not None else None
         if (
             request is None
             or pairing is None
             or not protocol.accepts(address, pairing.room, request.life, pairing.life)
         ):
-            self._answer_at_door(node, kind, address, frame)
+            self._answer_at_door(node, frame)
             return
         self._hear(request, pairing, node, message, frame)
 
@@ -187,32 +136,13 @@ class PairedScheduler(SchedulerCore):
         """A frame for a life of ours: note what it carries, decide, and answer."""
         if pairing.life is None:
             pairing.life, pairing.node = frame.sender, node
-        self._heard(node, boot_of(frame.sender))
+        self._heard(node, frames.boot_of(frame.sender))
         if request.life not in self.roster.lives:
             return
-        finish: Finish | None = None
-        if isinstance(frame, PeerQuiet):
-            finish = Finish(type="abort", message="the peer stopped writing", status=503)
-        elif isinstance(frame, PeerHello) and protocol.compares_terms(request.state):
-            why = protocol.mismatch(self.terms, Terms(*frame.terms))
-            if why is not None:
-                finish = _incompatible(why)
-                pairing.reason, pairing.status = finish.message, finish.status
-                self._send(pairing.node, self._frame("reject", request, pairing))
-                message = "peer_reject"
-        elif isinstance(frame, (PeerAbort, PeerReject)):
-            failed = frame.status == 500 and message == "peer_abort"
-            if failed and self.role == "decode":
-                message = "wire_failed"  # not given up: its step or its transfer failed
-            finish = Finish(
-                type="error" if failed else "abort",
-                message=frame.message,
-                status=frame.status,
-                err_type="InternalServerError" if failed else None,
-            )
+        message, finish = frames.reading(self.role, message, frame)
         objection = self._objection(request, frame)
-        if objection is not None and message != "peer_reject":
-            finish, message = objection, "peer_reject"
+        if objection is not None:
+            message, finish = "peer_reject", objection
             pairing.reason, pairing.status = finish.message, finish.status
             self._send(pairing.node, self._frame("reject", request, pairing))
         self._note(request, pairing, frame)
@@ -247,21 +177,13 @@ class PairedScheduler(SchedulerCore):
                 return
             self._apply(request, message, decision, finish)
 
-    def _answer_at_door(
-        self, node: str, kind: FrameKind, address: Address, frame: PeerFrame
-    ) -> None:
-        if address.receiver is None and address.room in self._rooms:
+    def _answer_at_door(self, node: str, frame: PeerFrame) -> None:
+        if frame.receiver is not None or frame.room not in self.rooms:
+            for reply in self.doors.knock(node, frame):
+                self._send(node, reply)
+        elif isinstance(frame, PeerHello):
             # Somebody else's request has this room, and keeps it (B84).
-            if kind == "hello":
-                self._send(node, _stranger("reject", address, ROOM_TAKEN, 400))
-            return
-        message, status = self._endings.get(address.room, (UNKNOWN_ROOM, 503))
-        for reply in self.doors.knock(kind, address):
-            self._send(node, _stranger(reply, address, message, status))
-        if isinstance(frame, (PeerHello, PeerAbort, PeerReject)):
-            self._early_frames[address.room] = (node, frame)
-            while len(self._early_frames) > DOOR_CAPACITY:
-                self._early_frames.popitem(last=False)
+            self._send(node, frames.at_door("reject", frame, ROOM_TAKEN, 400))
 
     # --- hooks of the core ---
 
@@ -289,9 +211,7 @@ class PairedScheduler(SchedulerCore):
         return old
 
     def _role_pools(self) -> list[Pool]:
-        self._early_frames: OrderedDict[str, tuple[str, PeerFrame]] = OrderedDict()
-        self._endings: OrderedDict[str, tuple[str, int | None]] = OrderedDict()
-        return [self.room_pool]
+        return [self.rooms.pool]
 
     def _check_pair(self, message: Submit) -> None:
         """Raise :class:`Refusal` for a submission that cannot be paired."""
@@ -299,7 +219,7 @@ class PairedScheduler(SchedulerCore):
             raise Refusal("bootstrap_room: is missing; prefill and decode are apart on this node")
         if message.n > 1:
             raise Refusal("n: more than one sample needs one room each")
-        if message.room in self._rooms:
+        if message.room in self.rooms:
             raise Refusal(f"bootstrap_room: {message.room} is the room of a live request")
 
     def _check_room(self, members: int) -> None:
@@ -321,21 +241,11 @@ class PairedScheduler(SchedulerCore):
 
     def _open_room(self, request: Request) -> RoomLease:
         pairing = self._pairing(request)
-        self.room_pool.take(request.life)
-        self._rooms[pairing.room] = request
-        return RoomLease(self, request.life, pairing.room)
-
-    def close_room(self, life: str, room: str) -> None:
-        """Called by the lease."""
-        del self._rooms[room]
-        self.room_pool.give_back(life, 1)
+        return self.rooms.open(pairing.room, request)
 
     def _end_room(self, pairing: Pairing, how: FrameKind) -> None:
         """Whoever asks for this room from now on is told how it ended."""
-        self.doors.ended(pairing.room, how)
-        self._endings[pairing.room] = (pairing.reason or UNKNOWN_ROOM, pairing.status)
-        while len(self._endings) > DOOR_CAPACITY:
-            self._endings.popitem(last=False)
+        self.doors.ended(pairing.room, how, pairing.reason, pairing.status)
 
     def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
         pairing = request.pairing
@@ -344,7 +254,7 @@ class PairedScheduler(SchedulerCore):
         finish = request.finish
         if not self.chart.is_live(edge.target) and finish is not None and not pairing.reason:
             pairing.reason, pairing.status = finish.message or finish.type, finish.status
-        if edge.event == "reject" and pairing.room in self._rooms:
+        if edge.event == "reject" and pairing.room in self.rooms:
             return  # refused because another life has the room: that one goes on, and hears nothing
         self._tell(request, pairing, protocol.on_moved(self.role, edge, cause, pairing.met))
         if edge.event == "reject":
@@ -357,19 +267,18 @@ class PairedScheduler(SchedulerCore):
     def _refused_at_door(self, request: Request, pairing: Pairing) -> None:
         """Whoever said hello before is told; whoever says it later is told at the door."""
         early = self.doors.arrived(pairing.room)
-        node = self._early_frames.pop(pairing.room, ("", None))[0]
-        if early is not None and early[0] == "hello" and node:
-            pairing.life = early[1].sender
-            self._send(node, self._frame("reject", request, pairing))
+        if early is not None and early.kind == "hello":
+            pairing.life = early.sender
+            self._send(early.node, self._frame("reject", request, pairing))
         self._end_room(pairing, "reject")
 
     def _enqueued(self, request: Request) -> None:
         """What was said to the room before the request arrived counts now."""
         pairing = self._pairing(request)
         early = self.doors.arrived(pairing.room)
-        node, frame = self._early_frames.pop(pairing.room, ("", None))
-        if early is not None and frame is not None and KINDS[type(frame)] == early[0]:
-            self._hear(request, pairing, node, protocol.READS[self.role][early[0]], frame)
+        if early is not None and frames.KINDS[type(early.frame)] == early.kind:
+            message = protocol.READS[self.role][early.kind]
+            self._hear(request, pairing, early.node, message, early.frame)
 
     def _settle(self, request: Request) -> None:
         while request.life in self.roster.lives:
@@ -393,6 +302,10 @@ class PairedScheduler(SchedulerCore):
 
     def _objection(self, request: Request, frame: PeerFrame) -> Finish | None:
         """Why a frame that is for a life of ours cannot be accepted; None if it can."""
+        if isinstance(frame, PeerHello) and protocol.compares_terms(request.state):
+            why = protocol.mismatch(self.terms, Terms(*frame.terms))
+            if why is not None:
+                return endings.unavailable(f"the two nodes cannot work together: {why}")
         return None
 
     @abstractmethod
@@ -416,14 +329,13 @@ class PairedScheduler(SchedulerCore):
             charts,
         )
 
-    def _tell(self, request: Request, pairing: Pairing, frames: Frames) -> None:
-        for kind in frames:
+    def _tell(self, request: Request, pairing: Pairing, kinds: Frames) -> None:
+        for kind in kinds:
             if pairing.node:
                 self._send(pairing.node, self._frame(kind, request, pairing))
 
     def _frame(self, kind: FrameKind, request: Request, pairing: Pairing) -> PeerFrame:
         room, sender, receiver = pairing.room, request.life, pairing.life
-        reason, status = pairing.reason, pairing.status
         match kind:
             case "hello":
                 return PeerHello(
@@ -439,18 +351,8 @@ class PairedScheduler(SchedulerCore):
                 return self._grant_frame(request, pairing)
             case "done":
                 return PeerDone(room=room, sender=sender, receiver=receiver, weights=self.weights)
-            case "landed":
-                return PeerLanded(room=room, sender=sender, receiver=receiver)
-            case "quiet":
-                return PeerQuiet(room=room, sender=sender, receiver=receiver)
-            case "abort":
-                return PeerAbort(
-                    room=room, sender=sender, receiver=receiver, message=reason, status=status
-                )
-            case "reject":
-                return PeerReject(
-                    room=room, sender=sender, receiver=receiver, message=reason, status=status
-                )
+            case _:
+                return frames.parting(kind, room, sender, receiver, pairing.reason, pairing.status)
 
     def _grant_frame(self, request: Request, pairing: Pairing) -> PeerGrant:
         raise LifecycleBug(f"{self.role} grants nothing ({request.rid}, room {pairing.room})")
@@ -477,7 +379,7 @@ class PairedScheduler(SchedulerCore):
         done, why = super().use_weights(digest, in_place)
         if not done:
             return False, why
-        for request in list(self._rooms.values()):
+        for request in list(self.rooms):
             self._tell(
                 request,
                 self._pairing(request),
@@ -491,8 +393,7 @@ class PairedScheduler(SchedulerCore):
         """What waits for a peer goes on waiting while the peer says that it is paused."""
         if timer.kind not in ("meeting", "transfer"):
             return False
-        peer = self.peers.get(self._pairing(timer.request).node)
-        if peer is None or not peer.paused:
+        if not self.peers.paused(self._pairing(timer.request).node):
             return False
         limit = self.meeting_timeout_s if timer.kind == "meeting" else self.transfer_timeout_s
         self._deadlines.set(self._clock() + limit, timer.kind, timer.request)
@@ -501,41 +402,37 @@ class PairedScheduler(SchedulerCore):
     def tick(self) -> None:
         super().tick()
         now = self._now()
-        if now >= self._next_heartbeat and (self._rooms or self.peers):
-            self._next_heartbeat = now + HEARTBEAT_S
+        if (self.rooms or self.peers) and self.peers.beat_is_due(now):
             self._beat()
             self._listen(now)
-        elif any(not p.silent and now - p.heard_at >= SILENCE_S for p in self.peers.values()):
+        elif self.peers.somebody_falls_silent(now):
             self._listen(now)
 
     def next_deadline(self) -> float | None:
         times = [t for t in [super().next_deadline()] if t is not None]
-        if self._rooms or self.peers:
+        if self.rooms or self.peers:
             # Also without a room: silence is noticed only by whoever listens all the time, and
             # the first request after a quiet hour must not find its peer "silent" (B81).
-            times.append(self._next_heartbeat)
-            times += [p.heard_at + SILENCE_S for p in self.peers.values() if not p.silent]
+            times.append(self.peers.next_due)
         return min(times, default=None)
 
     def _beat(self) -> None:
         """Say what stands."""
         nodes: dict[str, list[str]] = {name: [] for name in self.peers}
-        for room, request in list(self._rooms.items()):
+        for request in list(self.rooms):
             pairing = self._pairing(request)
             if not pairing.node:
                 continue
-            nodes.setdefault(pairing.node, []).append(room)
+            nodes.setdefault(pairing.node, []).append(pairing.room)
             self._stand(request, pairing)
         for node, rooms in nodes.items():
             self._send(node, Heartbeat(self.node, self.boot_id, rooms, self.pause_mode is not None))
 
     def _listen(self, now: float) -> None:
         """Whoever was not heard for too long may be frozen, or cut off: requests do not wait."""
-        for node, peer in list(self.peers.items()):
-            if now - peer.heard_at >= SILENCE_S:
-                peer.silent = True
-                for request in self._with(node):
-                    self._deliver(request, "peer_missed", self._gone(node))
+        for node in self.peers.silent(now):
+            for request in self.rooms.of_peer(node):
+                self._deliver(request, "peer_missed", self._gone(node))
 
     def _stand(self, request: Request, pairing: Pairing) -> None:
         """Say again what stands: a frame that was lost is repaired within one heartbeat."""
@@ -543,45 +440,23 @@ class PairedScheduler(SchedulerCore):
         self._tell(request, pairing, frames)
 
     def _heartbeat_arrived(self, node: str, beat: Heartbeat) -> None:
-        peer = self._heard(node, beat.boot_id)
-        if peer is None:
-            return
-        peer.paused = beat.paused
-        known = set(beat.rooms)
-        missing: dict[str, int] = {}
-        for request in self._with(node):
-            pairing = self._pairing(request)
-            relies = protocol.relies_on_peer(self.role, request.state, pairing.met)
-            if relies and pairing.room not in known:
-                missing[pairing.room] = (peer.missing or {}).get(pairing.room, 0) + 1
-                if missing[pairing.room] >= protocol.MISSES:
-                    self._prove(request, "peer_gone", self._gone(node))
-        peer.missing = missing
+        self._heard(node, beat.boot_id)
+        ours = {self._pairing(r).room: r for r in self.rooms.of_peer(node) if self._relies(r)}
+        for room in self.peers.stands(node, beat.paused, frozenset(beat.rooms), ours):
+            self._prove(ours[room], "peer_gone", self._gone(node))
 
-    def _heard(self, node: str, boot_id: str) -> Peer | None:
-        """Somebody is there: from now on its silence is noticed. Another process than the one that
-        was there proves that the old one writes no more."""
-        if not boot_id:
-            return self.peers.get(node)  # the door of a node that knows no such life
-        peer = self.peers.get(node)
-        if peer is None or peer.boot_id != boot_id:
-            known = peer is not None
-            peer = self.peers[node] = Peer(boot_id, self._clock())
-            if known:
-                self._process_gone(node, boot_id)
-        peer.heard_at, peer.silent = self._clock(), False
-        return peer
+    def _relies(self, request: Request) -> bool:
+        return protocol.relies_on_peer(self.role, request.state, self._pairing(request).met)
 
-    def _with(self, node: str) -> list[Request]:
-        return [r for r in self._rooms.values() if r.pairing is not None and r.pairing.node == node]
+    def _heard(self, node: str, boot_id: str) -> None:
+        """Somebody is there. Another process than the one that was there proves that the old one
+        writes no more. An empty ``boot_id`` is the door of a node that knows no such life."""
+        if boot_id and self.peers.heard(node, boot_id, self._clock()):
+            self._process_gone(node, boot_id)
 
     def _gone(self, node: str) -> Finish:
-        return Finish(
-            type="abort",
-            message=f"the {'decode' if self.role == 'prefill' else 'prefill'} node {node} is gone",
-            status=503,
-            err_type="ServiceUnavailableError",
-        )
+        other = "decode" if self.role == "prefill" else "prefill"
+        return endings.unavailable(f"the {other} node {node} is gone")
 
     def _pairing(self, request: Request) -> Pairing:
         if request.pairing is None:
@@ -591,33 +466,3 @@ class PairedScheduler(SchedulerCore):
     @property
     def tombstones(self) -> dict[str, int]:
         return self.doors.counts()
-
-
-def boot_of(life: str) -> str:
-    """The boot id of the process that a life is on; empty where there is none."""
-    return life.rpartition(":")[0]
-
-
-def _incompatible(why: str) -> Finish:
-    return Finish(
-        type="abort",
-        message=f"the two nodes cannot work together: {why}",
-        status=503,
-        err_type="ServiceUnavailableError",
-    )
-
-
-def _stranger(kind: FrameKind, address: Address, message: str, status: int | None) -> PeerFrame:
-    """An answer at the door: from the life that was meant, if one was."""
-    room, sender, receiver = address.room, address.receiver or "door", address.sender
-    match kind:
-        case "quiet":
-            return PeerQuiet(room=room, sender=sender, receiver=receiver)
-        case "reject":
-            return PeerReject(
-                room=room, sender=sender, receiver=receiver, message=message, status=status
-            )
-        case _:
-            return PeerAbort(
-                room=room, sender=sender, receiver=receiver, message=message, status=status
-            )

@@ -158,6 +158,9 @@ class PrefillScheduler(PairedScheduler):
     def _objection(self, request: Request, frame: PeerFrame) -> Finish | None:
         """What decode advertises is checked here, too, so that both sides answer the same 400; a
         grant that does not fit the prompt is never written to."""
+        objection = super()._objection(request, frame)
+        if objection is not None:
+            return objection
         if isinstance(frame, PeerHello) and request.prompt_len > frame.max_prompt_tokens:
             return Finish(
                 type="abort",
@@ -181,7 +184,7 @@ class PrefillScheduler(PairedScheduler):
 
     def _recompute(self, frame: Recompute) -> None:
         """Compute a prompt and output again; nobody waits for this node's answer."""
-        if frame.room in self._rooms or frame.room in self._endings:
+        if frame.room in self.rooms or self.doors.has_ended(frame.room):
             return  # said again, because the first time might have been lost
         self._recomputes += 1
         self.submit(
@@ -237,12 +240,7 @@ class PrefillScheduler(PairedScheduler):
             if request.life not in self.roster.lives:
                 continue
             if done.error:
-                finish = Finish(
-                    type="error",
-                    message=f"the transfer failed: {done.error}",
-                    status=500,
-                    err_type="InternalServerError",
-                )
+                finish = endings.broken(f"the transfer failed: {done.error}")
                 self._deliver(request, "wire_failed", finish)
             elif pairing.sealed and not pairing.writes:
                 pairing.written = True

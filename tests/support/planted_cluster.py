@@ -16,9 +16,9 @@ from engine.frontend import FrontendRecord, FrontendTable, Member
 from engine.pages import Kv, Pages
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
-from engine.prefill_scheduler import PrefillScheduler
 from engine.prefix_cache import Node, PrefixCache
 from engine.request import Request
+from engine.rooms import Rooms
 from engine.routing import Action, Record, Router
 from engine.scheduler import Scheduler
 from engine.slots import LocalSlots
@@ -103,15 +103,15 @@ def cache_survives_weights(patch: pytest.MonkeyPatch) -> None:
 
 def decode_room_is_kept(patch: pytest.MonkeyPatch) -> None:
     _no_audit(patch)
-    close = PairedScheduler.close_room
+    close = Rooms.close
 
-    def keep(scheduler: PairedScheduler, life: str, room: str) -> None:
-        if isinstance(scheduler, PrefillScheduler):
-            close(scheduler, life, room)
+    def keep(rooms: Rooms, life: str, room: str) -> None:
+        if life.startswith("prefill"):
+            close(rooms, life, room)
         else:
-            del scheduler._rooms[room]
+            del rooms._requests[room]
 
-    patch.setattr(PairedScheduler, "close_room", keep)
+    patch.setattr(Rooms, "close", keep)
 
 
 def wire_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
