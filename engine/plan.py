@@ -3,20 +3,58 @@
 Only the scheduler looks at the clock, at deadlines, aborts and memory. What it decides is in the
 batch, and ranks apply the same batch in the same order; a rank whose clock is skewed cannot drop
 another set of requests (B128). The encoding is msgpack with typed records, so a plan from a
-foreign or older sender is refused instead of half understood."""
+foreign or older sender is refused instead of half understood.
+
+Not only steps change what a device holds: so do copies, other weights, and what a wire reads and
+writes. Each of them is a plan, and all plans of a node have one order: :func:`seal` gives a plan
+its number and a checksum, so that a gap, a repetition or a damaged byte is noticed by whoever opens
+it."""
 
 from __future__ import annotations
 
 import sys
+import zlib
 from array import array
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import msgspec
 
 from engine.batch import Batch, BatchItem, PageExport, PageImport, RowInit
 from transport.messages import SamplingParams
 
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLoad:
+    """Compute under the weights of this name from here on."""
+
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class WireSend:
+    """Rank I of the writer reads ``pages`` of its own pool, for rank I of the peer."""
+
+    ticket: int
+    pages: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WireLand:
+    """What rank I of the writer has read lies in ``pages`` of rank I here, from here on.
+
+    ``writer`` is the boot id of the writing process, and ``ticket`` its number of the write.
+    """
+
+    writer: str
+    ticket: int
+    pages: array[int]
+
+
+Plan: TypeAlias = Batch | PageExport | PageImport | WeightLoad | WireSend | WireLand
+"""Everything that changes, or reads, what a node's device holds."""
 
 
 class _Item(msgspec.Struct, frozen=True, array_like=True):
@@ -62,40 +100,80 @@ class _Import(msgspec.Struct, frozen=True, tag="import"):
     blobs: list[bytes]
 
 
+class _Weights(msgspec.Struct, frozen=True, tag="weights"):
+    version: int
+    weights: str
+
+
+class _Send(msgspec.Struct, frozen=True, tag="send"):
+    version: int
+    ticket: int
+    pages: bytes
+
+
+class _Land(msgspec.Struct, frozen=True, tag="land"):
+    version: int
+    writer: str
+    ticket: int
+    pages: bytes
+
+
+class _Sealed(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    check: int
+    plan: bytes
+
+
 class PlanError(ValueError):
-    """Bytes that are no plan of this version."""
+    """Bytes that are no plan of this version, or not the plan that is due."""
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(_Step | _Export | _Import)
+_Record: TypeAlias = _Step | _Export | _Import | _Weights | _Send | _Land
+
+_DECODER: Final = msgspec.msgpack.Decoder(_Record)
+_SEALED: Final = msgspec.msgpack.Decoder(_Sealed)
 
 
-def encode(work: Batch | PageExport | PageImport) -> bytes:
+def encode(work: Plan) -> bytes:
     """``work`` for other ranks; int64 arrays in little-endian order."""
-    record: _Step | _Export | _Import
-    if isinstance(work, Batch):
-        record = _Step(
-            PLAN_VERSION,
-            work.step,
-            work.page_size,
-            [_Item(i.life, i.attempt, i.row, i.start, i.count, i.sample) for i in work.items],
-            [
-                _Row(r.row, _pack(array("q", r.token_ids)), r.prompt_len, r.sampling, r.stop_ids)
-                for r in work.rows
-            ],
-            _pack(work.tokens),
-            _pack(work.qo_indptr),
-            _pack(work.kv_indptr),
-            _pack(work.kv_indices),
-            _pack(work.kv_last_page_len),
-        )
-    elif isinstance(work, PageExport):
-        record = _Export(PLAN_VERSION, work.ticket, _pack(work.pages))
-    else:
-        record = _Import(PLAN_VERSION, work.ticket, _pack(work.pages), work.blobs)
-    return msgspec.msgpack.encode(record)
+    return msgspec.msgpack.encode(_record(work))
 
 
-def decode(raw: bytes) -> Batch | PageExport | PageImport:
+def _record(work: Plan) -> _Record:
+    match work:
+        case Batch():
+            return _step(work)
+        case PageExport():
+            return _Export(PLAN_VERSION, work.ticket, _pack(work.pages))
+        case PageImport():
+            return _Import(PLAN_VERSION, work.ticket, _pack(work.pages), work.blobs)
+        case WeightLoad():
+            return _Weights(PLAN_VERSION, work.weights)
+        case WireSend():
+            return _Send(PLAN_VERSION, work.ticket, _pack(work.pages))
+        case WireLand():
+            return _Land(PLAN_VERSION, work.writer, work.ticket, _pack(work.pages))
+
+
+def _step(work: Batch) -> _Step:
+    return _Step(
+        PLAN_VERSION,
+        work.step,
+        work.page_size,
+        [_Item(i.life, i.attempt, i.row, i.start, i.count, i.sample) for i in work.items],
+        [
+            _Row(r.row, _pack(array("q", r.token_ids)), r.prompt_len, r.sampling, r.stop_ids)
+            for r in work.rows
+        ],
+        _pack(work.tokens),
+        _pack(work.qo_indptr),
+        _pack(work.kv_indptr),
+        _pack(work.kv_indices),
+        _pack(work.kv_last_page_len),
+    )
+
+
+def decode(raw: bytes) -> Plan:
     """The inverse of :func:`encode`. Raises :class:`PlanError`."""
     try:
         record = _DECODER.decode(raw)
@@ -108,7 +186,13 @@ def decode(raw: bytes) -> Batch | PageExport | PageImport:
             return PageExport(record.ticket, _unpack(record.pages))
         case _Import():
             return PageImport(record.ticket, _unpack(record.pages), record.blobs)
-        case _:
+        case _Weights():
+            return WeightLoad(record.weights)
+        case _Send():
+            return WireSend(record.ticket, _unpack(record.pages))
+        case _Land():
+            return WireLand(record.writer, record.ticket, _unpack(record.pages))
+        case _Step():
             return Batch(
                 record.step,
                 record.page_size,
@@ -128,6 +212,26 @@ def decode(raw: bytes) -> Batch | PageExport | PageImport:
                     for r in record.rows
                 ),
             )
+
+
+def seal(number: int, plan: bytes) -> bytes:
+    """The encoded ``plan`` as the ``number``-th of its node; 1 is the first."""
+    return msgspec.msgpack.encode(_Sealed(number, _check(number, plan), plan))
+
+
+def unseal(raw: bytes) -> tuple[int, bytes]:
+    """Number and encoded plan. Raises :class:`PlanError` where a byte is not as it was sealed."""
+    try:
+        sealed = _SEALED.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise PlanError(f"a damaged plan: {error}") from None
+    if sealed.check != _check(sealed.number, sealed.plan):
+        raise PlanError("a damaged plan: its checksum differs")
+    return sealed.number, sealed.plan
+
+
+def _check(number: int, plan: bytes) -> int:
+    return zlib.crc32(plan, zlib.crc32(str(number).encode()))
 
 
 def _pack(values: array[int]) -> bytes:

@@ -4,6 +4,7 @@ Method: every piece of work of a node under pressure (retractions, deadlines, ab
 is serialised and applied by two follower ranks. A rank that dropped another set of requests would
 compute other tokens."""
 
+from array import array
 from random import Random
 
 import msgspec
@@ -11,7 +12,17 @@ import pytest
 
 from engine.batch import Batch, PageExport, PageImport, StepResult
 from engine.hash_model import HashModel
-from engine.plan import PlanError, decode, encode
+from engine.plan import (
+    Plan,
+    PlanError,
+    WeightLoad,
+    WireLand,
+    WireSend,
+    decode,
+    encode,
+    seal,
+    unseal,
+)
 from tests.support.node import Node, Shape
 from tests.support.stores import MemoryStore
 
@@ -92,6 +103,33 @@ def test_a_plan_survives_the_way_there_and_back() -> None:
     assert node.batches
     for batch in node.batches:
         assert decode(encode(batch)) == batch
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PageExport(3, array("q", [1, 2])),
+        PageImport(4, array("q", [7]), [b"a page"]),
+        WeightLoad("W2"),
+        WireSend(5, array("q", [0, 9])),
+        WireLand("prefill-0.1", 5, array("q", [4, 3])),
+    ],
+    ids=lambda plan: type(plan).__name__,
+)
+def test_whatever_changes_a_device_is_a_plan(plan: Plan) -> None:
+    number, raw = unseal(seal(12, encode(plan)))
+    assert (number, decode(raw)) == (12, plan)
+
+
+def test_every_damaged_byte_of_a_sealed_plan_is_noticed() -> None:
+    whole = seal(300, encode(WireLand("prefill-0.1", 5, array("q", [4, 3]))))
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        with pytest.raises(PlanError, match="damaged plan"):
+            unseal(bytes(damaged))
+    with pytest.raises(PlanError, match="damaged plan"):
+        unseal(whole[:-1])
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x80", b"nonsense", b"\x81\xa4type\xa4step"])
