@@ -5,7 +5,8 @@ position's KV entry is a hash of the weights, the token, the position and the en
 read back from the page it lies in; the next token is a hash of every entry that the page table
 names, each bound to the position it is read at. A stale, foreign, zeroed, swapped or late-written
 page therefore changes the output, and *golden* (the same request alone on a fresh engine) detects
-it. Sums of per-entry hashes are kept for each page, so that long contexts stay cheap.
+it. A sum of per-entry hashes is kept for each page, so that long contexts stay cheap, and what
+does not depend on the entry before is computed for a whole chunk at once.
 
 The tokens do not depend on page size, chunking, batch or depth, because only positions and
 contents enter.
@@ -18,8 +19,12 @@ context alone. This module does not import torch."""
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.batch import FEED, Batch, RowInit, Sampled, StepResult
 from engine.config import DType
@@ -29,25 +34,84 @@ BOS: Final = 256
 EOS: Final = 257
 VOCAB_SIZE: Final = 258
 
+LONG: Final = 24
+"""So many positions are worth the fixed cost of computing them as vectors."""
+
 _MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_FIRST: Final = 0xBF58476D1CE4E5B9
+_SECOND: Final = 0x94D049BB133111EB
+
+Vector = NDArray[np.uint64]
 
 
 def mix(value: int) -> int:
     """The finalizer of splitmix64: a bijection of 64-bit integers with good avalanche."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
     return value ^ (value >> 31)
+
+
+def mix_all(values: Vector) -> Vector:
+    """:func:`mix` of each of ``values``."""
+    values = values + np.uint64(_GOLDEN)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
+def chain(before: int, keys: Iterable[int]) -> array[int]:
+    """The entries that follow the entry ``before``: each is ``mix(the one before ^ its key)``."""
+    entries, value = array("Q"), before
+    push = entries.append
+    for key in keys:  # mix, written out: this loop is most of what a long prompt costs
+        value = ((value ^ key) + _GOLDEN) & _MASK
+        value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+        value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+        value ^= value >> 31
+        push(value)
+    return entries
+
+
+def _bound(entries: Vector, position: int) -> Vector:
+    """Each of ``entries``, the first one read at ``position``, bound to where it is read."""
+    positions = np.arange(position, position + len(entries), dtype=np.uint64)
+    return mix_all(entries ^ mix_all(positions))
 
 
 @dataclass(slots=True)
 class _Page:
-    entries: list[int]
+    entries: array[int]
     base: int = -1
     filled: int = 0
     total: int = 0
-    """Sum of ``mix(entry ^ position)`` over the first ``filled`` entries, read at position
-    ``base``."""
+    """Sum of ``mix(entry ^ mix(position))`` over the first ``filled`` entries, read from position
+    ``base`` on; not reduced to 64 bits. A ``base`` of -1 is no sum at all."""
+
+    def note(self, slot: int, position: int, count: int, total: int) -> None:
+        """``count`` entries were written from ``slot`` on, for ``position`` and the following;
+        theirs is ``total``."""
+        if slot == 0:
+            self.base, self.filled, self.total = position, count, total
+        elif slot == self.filled and self.base == position - slot:
+            self.filled += count
+            self.total += total
+        else:
+            self.base = -1
+
+    def sum(self, base: int, count: int) -> int:
+        """The sum over the first ``count`` entries, read from position ``base`` on."""
+        if self.base != base or self.filled > count:
+            self.base, self.filled, self.total = base, 0, 0
+        if count - self.filled >= LONG:
+            entries = np.frombuffer(self.entries, np.uint64)[self.filled : count]
+            self.total += int(_bound(entries, base + self.filled).sum())
+        else:
+            for slot in range(self.filled, count):
+                self.total += mix(self.entries[slot] ^ mix(base + slot))
+        self.filled = count
+        return self.total
 
 
 @dataclass(slots=True)
@@ -70,7 +134,7 @@ class HashModel:
         self.dtype: Final[DType] = "auto"
         self.kv_layout: Final = f"u64 x {page_size}"
         self._page_size: Final = page_size
-        self._pages = [_Page([0] * page_size) for _ in range(kv_pages)]
+        self._pages = [_Page(array("Q", bytes(8 * page_size))) for _ in range(kv_pages)]
         self._rows: dict[int, _Row] = {}
         self.load_weights(weights)
 
@@ -93,12 +157,18 @@ class HashModel:
             pages = batch.pages_of(index)
             tokens = batch.tokens[offset : offset + item.count]
             offset += item.count
-            if row is None or (FEED in tokens and row.last_position != item.start):
+            fed = FEED in tokens
+            if row is None or (fed and row.last_position != item.start):
                 # The step that should have left this row behind has failed.
                 sampled.append(Sampled(None, error=f"row {item.row} has not come so far"))
                 continue
-            for position, token in enumerate(tokens, item.start):
-                self._write(pages, position, row.last if token == FEED else token)
+            if fed:
+                tokens = array("q", [row.last if token == FEED else token for token in tokens])
+            if item.count >= LONG:
+                self._write_all(pages, item.start, tokens)
+            else:
+                for position, token in enumerate(tokens, item.start):
+                    self._write(pages, position, token)
             if not item.sample:
                 sampled.append(Sampled(None))
                 continue
@@ -109,7 +179,7 @@ class HashModel:
         return StepResult(batch.step, tuple(sampled))
 
     def export_pages(self, pages: array[int]) -> list[bytes]:
-        return [array("Q", self._pages[page].entries).tobytes() for page in pages]
+        return [self._pages[page].entries.tobytes() for page in pages]
 
     def import_pages(self, pages: array[int], blobs: list[bytes]) -> None:
         for page, blob in zip(pages, blobs, strict=True):
@@ -117,16 +187,34 @@ class HashModel:
             entries.frombytes(blob)
             if len(entries) != self._page_size:
                 raise ValueError(f"a page of {len(entries)} entries, not {self._page_size}")
-            self._pages[page] = _Page(list(entries))
+            self._pages[page] = _Page(entries)
 
     def _write(self, pages: array[int], position: int, token: int) -> None:
         before = self._read(pages, position - 1) if position else 0
-        page = self._pages[pages[position // self._page_size]]
         entry = mix(before ^ mix(self._seed ^ mix(token ^ (position << 20))))
+        page = self._pages[pages[position // self._page_size]]
         slot = position % self._page_size
-        if page.filled > slot:
-            page.base = -1
         page.entries[slot] = entry
+        page.note(slot, position, 1, mix(entry ^ mix(position)))
+
+    def _write_all(self, pages: array[int], start: int, tokens: array[int]) -> None:
+        """:meth:`_write` of ``tokens`` from position ``start`` on."""
+        before = self._read(pages, start - 1) if start else 0
+        end = start + len(tokens)
+        places = np.arange(start, end, dtype=np.uint64) << np.uint64(20)
+        named = mix_all(np.frombuffer(tokens, np.int64).astype(np.uint64) ^ places)
+        keys = mix_all(named ^ np.uint64(self._seed))
+        entries = chain(before, keys.tolist())
+        bound = _bound(np.frombuffer(entries, np.uint64), start)
+        position = start
+        while position < end:
+            slot = position % self._page_size
+            count = min(self._page_size - slot, end - position)
+            done = position - start
+            page = self._pages[pages[position // self._page_size]]
+            page.entries[slot : slot + count] = entries[done : done + count]
+            page.note(slot, position, count, int(bound[done : done + count].sum()))
+            position += count
 
     def _read(self, pages: array[int], position: int) -> int:
         return self._pages[pages[position // self._page_size]].entries[position % self._page_size]
@@ -134,20 +222,16 @@ class HashModel:
     def _context(self, pages: array[int], length: int) -> int:
         """Hash of everything that attention over positions 0 … length-1 reads."""
         size = self._page_size
-        total = 0
-        for index in range(-(-length // size)):
-            base = index * size
-            total += self._page_sum(self._pages[pages[index]], base, min(size, length - base))
+        full, rest = divmod(length, size)
+        total = base = 0
+        for number in pages[:full]:
+            page = self._pages[number]
+            known = page.base == base and page.filled == size
+            total += page.total if known else page.sum(base, size)
+            base += size
+        if rest:
+            total += self._pages[pages[full]].sum(base, rest)
         return mix((total & _MASK) ^ self._seed)
-
-    @staticmethod
-    def _page_sum(page: _Page, base: int, count: int) -> int:
-        if page.base != base or page.filled > count:
-            page.base, page.filled, page.total = base, 0, 0
-        for slot in range(page.filled, count):
-            page.total += mix(page.entries[slot] ^ mix(base + slot))
-        page.filled = count
-        return page.total
 
     def _sample(self, row: _Row, pages: array[int], length: int) -> Sampled:
         sampling = row.init.sampling
