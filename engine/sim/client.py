@@ -141,6 +141,10 @@ class Clients:
             elif submission.watch is not None:
                 submission.watch(submission)
 
+    def knows_session(self, session: str) -> bool:
+        """Whether a session of this name was ever opened or closed here."""
+        return session in self._session_began
+
     def open_session(self, session: str) -> None:
         """A session of this name begins, empty: earlier turns are of another one."""
         self._session_began[session] = len(self.submissions)
@@ -178,7 +182,8 @@ class Clients:
         """A frame of the engine has arrived; ``weights`` are those it computed under (of each
         token, in a list)."""
         if isinstance(frame, Reply):
-            self.replies.append(frame.data)
+            if frame.query:  # 0 is what nobody waits for
+                self.replies.append(frame.data)
         elif isinstance(frame, Outputs):
             for output in frame.outputs:
                 self._check_order(output)

@@ -27,8 +27,8 @@ def build(command: Command) -> tuple[ClusterSettings, Detail]:
     counts = {role: command.integer(role, 0) for role in ("unified", "prefill", "decode")}
     if not any(counts.values()):
         counts["unified"] = 1
-    if bool(counts["prefill"]) != bool(counts["decode"]):
-        raise command.error("prefill= and decode= go together")
+    if bool(counts["prefill"]) != bool(counts["decode"]) and "router" in command.options:
+        raise command.error("prefill= and decode= go together behind a router")
     has_store = command.string("store", "off") == "on"
     for option in _NEEDS_STORE:
         if option in command.options and not has_store:

@@ -80,11 +80,12 @@ def resume(run: "Run", command: Command) -> None:
 
 
 def weights(run: "Run", command: Command) -> None:
-    """``weights NODE W2``: the answer says whether they were taken. ``in_place`` takes them under
-    requests that keep their KV."""
+    """``weights NODE W2``: the answer says whether they were taken. ``in_place``, or a pause in
+    that mode, takes them under requests that keep their KV."""
     node = run.check_node(command, command.words[0])
     name = command.words[1]
-    done, why = node.scheduler.use_weights(f"hash:{name}", "in_place" in command.flags)
+    in_place = "in_place" in command.flags or node.scheduler.pause_mode == "in_place"
+    done, why = node.scheduler.use_weights(f"hash:{name}", in_place)
     if done:
         node.model.load_weights(name)
     node.clients.replies.append({"updated": done, "message": why})

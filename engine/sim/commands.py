@@ -6,123 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 from engine.sim.client import Clients
 from engine.sim.cluster_commands import FAULTS, wire_rule
+from engine.sim.conditions import run_until, standing
 from engine.sim.drive import RUN_LIMIT_US, Fault
 from engine.sim.gates import GATES, Gate
 from engine.sim.language import Command
 from engine.sim.node import SimNode
 from engine.sim.paired_node import PrefillNode
 from engine.sim.submitting import submit
-from engine.sim.vocabulary import BadValue, Word, duration
 from engine.sim.world import US_PER_S
-from fsm.resources import PHASES
-from fsm.trace import MoveLine
 from transport.messages import CloseSession, Drain, OpenSession
 
 if TYPE_CHECKING:
     from engine.sim.scenario import Run
 
 Handler = Callable[["Run", Command], None]
-
-
-def run_until(run: "Run", command: Command) -> None:
-    """``run 50ms``, ``run until idle``, ``run until RID CONDITION``."""
-    words = command.words
-    if words[0] != "until":
-        try:
-            amount = duration(Word(words[0]))
-        except BadValue as error:
-            raise command.error(f"run {words[0]}: {error}, or 'until'") from None
-        if len(words) > 1 or command.options:
-            raise command.error("write 'run DURATION'")
-        run.drive.until_time(run.world.now_us + amount)
-        return
-    limit = run.world.now_us + command.integer("within", RUN_LIMIT_US)
-    if words[1:] == ("idle",) and not command.options.keys() - {"within"}:
-        _until_idle(run, limit)
-        return
-    test = _condition(run, command)
-    if not run.drive.until(test, limit):
-        raise Fault(f"this never happens; {_standing(run, command.words[1])}")
-
-
-def _until_idle(run: "Run", limit_us: int) -> None:
-    cluster = run.cluster
-    if not run.drive.until(lambda: cluster.idle, limit_us):
-        held = [
-            name if cluster.single else f"{name} of {node.name}"
-            for node in cluster.nodes.values()
-            for name, gate in node.gates.items()
-            if gate.armed
-        ]
-        hint = f" (held: {', '.join(held)})" if held else ""
-        what = "node" if cluster.single else "cluster"
-        raise Fault(f"the {what} never gets idle{hint}:\n  " + "\n  ".join(cluster.unrest()))
-
-
-def _condition(run: "Run", command: Command) -> Callable[[], bool]:
-    """``RID PHASE``, ``RID state=S [on=NODE]`` or ``RID tokens=N``; a phase passed through
-    counts."""
-    extra = len(command.options.keys() & {"on", "within"})
-    if len(command.words) + len(command.options) - extra != 3 or len(command.words) < 2:
-        raise command.error("write 'run until RID PHASE', '… state=S [on=NODE]' or '… tokens=N'")
-    name = command.words[1]
-    if "tokens" in command.options:
-        wanted = command.integer("tokens", 0)
-        views = run.views(command, name)
-        return lambda: all(view is not None and len(view.tokens) >= wanted for _, view in views)
-    since = len(run.cluster.lines)
-    if "state" not in command.options:
-        phase = check_phase(command, command.words[2])
-        names = [
-            each.name if view is None else view.name for each, view in run.views(command, name)
-        ]
-        return lambda: all(run.phases.reached(each, {phase}, since) for each in names)
-    on = check_on(run, command)
-    state = check_state(run, command, command.string("state"), on)
-    run.submissions(command, name.partition("#")[0])
-
-    def reached() -> bool:
-        lives = run.lives(command, name, on)
-        if lives and all(life.where == state for life in lives):
-            return True
-        passed = {
-            line.life
-            for _, line in run.cluster.lines[since:]
-            if isinstance(line, MoveLine) and line.target == state
-        }
-        return bool(lives) and all(life.where == state or life.life in passed for life in lives)
-
-    return reached
-
-
-def check_phase(command: Command, phase: str) -> str:
-    if phase not in PHASES:
-        raise command.unknown("phase", phase, PHASES)
-    return phase
-
-
-def check_on(run: "Run", command: Command) -> str:
-    """The node that ``on=`` names; empty without it."""
-    on = command.string("on")
-    return run.check_node(command, on).name if on else ""
-
-
-def check_state(run: "Run", command: Command, state: str, on: str = "") -> str:
-    nodes = [run.cluster.nodes[on]] if on else run.cluster.nodes.values()
-    known = {name for node in nodes for name in node.chart.by_name}
-    if state not in known:
-        raise command.unknown("state", state, known)
-    return state
-
-
-def _standing(run: "Run", name: str) -> str:
-    standing = [
-        f"{life.name} is {life.where}" + ("" if run.cluster.single else f" on {node.name}")
-        for node in run.cluster.nodes.values()
-        for life in node.book.lives.values()
-        if life.name.startswith(name)
-    ]
-    return ", ".join(standing) or f"{name} has no life"
 
 
 def step(run: "Run", command: Command) -> None:
@@ -151,6 +48,9 @@ def hold(run: "Run", command: Command) -> None:
 
 
 def release(run: "Run", command: Command) -> None:
+    if command.words[0] == "pages":
+        restore(run, command)
+        return
     gate, node = _gate(run, command)
     if not gate.armed:
         raise command.error(f"{command.words[0]} is not held")
@@ -160,7 +60,7 @@ def release(run: "Run", command: Command) -> None:
 
 
 def _gate(run: "Run", command: Command) -> tuple[Gate, SimNode]:
-    what, where = command.words
+    what, where = (*command.words, "")[:2]
     node = run.check_node(command, where)
     for name in GATES:
         if name == what:
@@ -227,16 +127,17 @@ def retract(run: "Run", command: Command) -> None:
                 if done:
                     node.wake()
         if not done and "maybe" not in command.flags:
-            raise Fault(f"it is not on the device: {_standing(run, name)}")
+            raise Fault(f"it is not on the device: {standing(run, name)}")
 
 
 def exhaust(run: "Run", command: Command) -> None:
     node = _pages(run, command)
     if "leave" not in command.options:
         raise command.error("write 'exhaust pages NODE leave=N'")
-    if not node.exhaust(command.integer("leave", 0)):
-        available = node.scheduler.kv.available
-        raise Fault(f"only {available} pages are available")
+    leave = command.integer("leave", 0)
+    if leave > node.settings.kv_pages:
+        raise command.error(f"leave={leave}: there are only {node.settings.kv_pages} pages")
+    node.exhaust(leave)
 
 
 def restore(run: "Run", command: Command) -> None:
@@ -244,7 +145,7 @@ def restore(run: "Run", command: Command) -> None:
 
 
 def _pages(run: "Run", command: Command) -> SimNode:
-    what, where = command.words
+    what, where = (*command.words, "")[:2]
     if what != "pages":
         raise command.unknown("pool to exhaust", what, ("pages",))
     return run.check_node(command, where)
@@ -277,7 +178,10 @@ def open_session(run: "Run", command: Command) -> None:
 
 
 def close_session(run: "Run", command: Command) -> None:
-    run.check_node(command).post(CloseSession(1, _session(command)))
+    node = run.check_node(command)
+    name = _session(command)
+    node.clients.open_session(name)
+    node.post(CloseSession(1, name))
 
 
 def _session(command: Command) -> str:

@@ -5,32 +5,44 @@ were shown, the trace, and the ledger.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engine.sim import node_expectations as node
 from engine.sim.book import Life
 from engine.sim.client import Submission, View
-from engine.sim.commands import check_on, check_phase, check_state
+from engine.sim.conditions import check_finishes, check_on, check_phase, check_state, ended_as
 from engine.sim.drive import Fault
 from engine.sim.language import Command
+from fsm.resources import RESOURCES
 from transport.messages import Finish
 
 if TYPE_CHECKING:
     from engine.sim.scenario import Run
 
-FINISHES: Final = ("stop", "length", "abort", "error")
-
 
 def expect(run: "Run", command: Command) -> None:
-    first = command.words[0]
+    """Judge what is expected. With ``within=`` it may come true later; what must not happen, must
+    not happen until then."""
+    first, *words = command.words
+    limit: int | None = None
+    if "within" in command.options:
+        limit = run.world.now_us + command.integer("within", 0)
+        options = {key: value for key, value in command.options.items() if key != "within"}
+        command = replace(command, options=options)
     form = FORMS.get(first)
     if form is not None:
-        form(run, command, command.words[1:])
-    elif command.words[1:] == ("golden",) or (len(command.words) == 1 and command.options):
+        for key in command.options:
+            if key not in form.options:
+                raise command.unknown(f"option of 'expect {first}'", key, form.options)
+        _judge(run, limit, first, lambda: form.judge(run, command, tuple(words)))
+    elif words in (["golden"], []) and (words or command.options or limit is not None):
         if command.options:
-            _request(run, command, first)
-        if len(command.words) > 1:
-            _golden(run, command, first)
+            _request(run, command, first, limit)
+        if words:
+            _golden(run, command, first, limit)
+        elif not command.options:
+            raise command.error("what is expected? See docs/scenarios.md")
     else:
         known = [*FORMS, *run.cluster.submissions()]
         if first not in known and "*" not in first:
@@ -38,9 +50,25 @@ def expect(run: "Run", command: Command) -> None:
         raise command.error("what is expected? See docs/scenarios.md")
 
 
-def _request(run: "Run", command: Command, name: str) -> None:
-    """``expect RID phase= state= finished= status= tokens= message= matched= [within=]``."""
-    wanted = {k: str(v) for k, v in command.options.items() if k not in ("within", "on")}
+def _judge(run: "Run", limit: int | None, first: str, judge: Callable[[], None]) -> None:
+    def holds() -> bool:
+        try:
+            judge()
+        except Fault:
+            return False
+        return True
+
+    if limit is not None:
+        if first in ("no", "never"):
+            run.drive.until_time(limit)
+        else:
+            run.drive.until(holds, limit)
+    judge()
+
+
+def _request(run: "Run", command: Command, name: str, limit: int | None) -> None:
+    """``expect RID phase= state= finished= status= tokens= message= matched=``."""
+    wanted = {k: str(v) for k, v in command.options.items() if k != "on"}
     on = check_on(run, command)
     if on and not {"state", "phase"} & wanted.keys():
         raise command.error("on= says where a state or a phase is looked at")
@@ -51,12 +79,9 @@ def _request(run: "Run", command: Command, name: str) -> None:
         check_phase(command, wanted["phase"])
     if "state" in wanted:
         check_state(run, command, wanted["state"], on)
-    for kind in wanted.get("finished", "stop").split("|"):
-        if kind not in FINISHES:
-            raise command.unknown("way to finish", kind, FINISHES)
+    check_finishes(command, wanted.get("finished", "stop").split("|"))
     pairs = run.views(command, name)
-    if "within" in command.options:
-        limit = run.acted_us + command.integer("within", 0)
+    if limit is not None:
         run.drive.until(lambda: not _differences(run, pairs, wanted, on), limit)
     differences = _differences(run, pairs, wanted, on)
     if differences:
@@ -69,15 +94,23 @@ def _differences(
     out = []
     for submission, view in pairs:
         name = submission.name if view is None else view.name
+        seen = Seen(run, submission, view, on, wanted.get("state", ""))
         for key, value in wanted.items():
-            actual = _READERS[key](Seen(run, submission, view, on))
-            if key == "message":
-                fits = actual is not None and value in actual
-            else:
-                fits = actual is not None and actual in value.split("|")
-            if not fits:
+            actual = _READERS[key](seen)
+            if not _fits(seen, key, value, actual):
                 out.append(f"{name}: expected {key}={value}, got {actual or 'nothing yet'}")
     return out
+
+
+def _fits(seen: "Seen", key: str, value: str, actual: str | None) -> bool:
+    if actual is None:
+        return False
+    if key == "message":
+        return value in actual
+    allowed = value.split("|")
+    if key == "finished" and seen.finish is not None:
+        return ended_as(seen.finish, allowed)
+    return actual in allowed or (key == "status" and f"{actual[0]}xx" in allowed)
 
 
 class Seen(NamedTuple):
@@ -88,6 +121,8 @@ class Seen(NamedTuple):
     view: View | None
     on: str = ""
     """The node whose life is looked at; empty: the one that owns the outcome."""
+    state: str = ""
+    """The state that is looked for: on the side whose chart has it."""
 
     @property
     def finish(self) -> Finish | None:
@@ -97,8 +132,9 @@ class Seen(NamedTuple):
     def life(self) -> Life | None:
         """Its newest life; a group that is refused has one life for all."""
         run, name = self.run, self.submission.name
-        lives = run.lives_of(self.view.name, self.on) if self.view is not None else []
-        lives = lives or run.lives_of(name, self.on)
+        where = self.on, self.state
+        lives = run.lives_of(self.view.name, *where) if self.view is not None else []
+        lives = lives or run.lives_of(name, *where)
         return lives[-1] if lives else None
 
 
@@ -145,9 +181,15 @@ _READERS: Final[dict[str, Callable[[Seen], str | None]]] = {
 }
 
 
-def _golden(run: "Run", command: Command, name: str) -> None:
+def _golden(run: "Run", command: Command, name: str, limit: int | None) -> None:
     """What the client was shown is what the request says alone: all of it if it ended by stop or
-    length, else the beginning; the log-probabilities too, where they were asked for."""
+    length, else the beginning; the log-probabilities too, where they were asked for. With a
+    ``limit`` it has its answer by then."""
+    if limit is not None:
+        pairs = run.views(command, name)
+        if not run.drive.until(lambda: all(each.answered for each, _ in pairs), limit):
+            late = ", ".join(each.name for each, _ in pairs if not each.answered)
+            raise Fault(f"still without an answer: {late}")
     for submission, view in run.views(command, name):
         if view is None:
             if name != submission.name:
@@ -200,7 +242,7 @@ def _never(run: "Run", command: Command, words: tuple[str, ...]) -> None:
         return
     on = check_on(run, command)
     banned = check_state(run, command, command.string("state"), on)
-    for life in run.lives(command, name, on):
+    for life in run.lives(command, name, on, banned):
         for move in life.moves:
             if move.target == banned:
                 raise Fault(f"{life.name} was {move.target} at {move.time * 1000:.3f} ms")
@@ -277,25 +319,34 @@ def _count(run: "Run", command: Command, words: tuple[str, ...]) -> None:
         node.compare(f"{what} {view.name}", figures[what], test, right)
 
 
-def _counting(what: str) -> "Form":
+Judge = Callable[["Run", Command, tuple[str, ...]], None]
+"""Raises :class:`Fault` where the expectation does not hold."""
+
+
+def _counting(what: str) -> Judge:
     return lambda run, command, words: _count(run, command, (what, *words))
 
 
-Form = Callable[["Run", Command, tuple[str, ...]], None]
+class Form(NamedTuple):
+    """An expectation that begins with a word of its own, and the options it takes."""
+
+    judge: Judge
+    options: frozenset[str] = frozenset()
+
 
 FORMS: Final[dict[str, Form]] = {
-    "never": _never,
-    "no": _no,
-    "order": _order,
-    "same": _same,
-    "differ": _same,
-    "base": node.base,
-    "held": node.held,
-    "forwards": node.forwards,
-    "ledger": node.ledger,
-    "load": node.load,
-    "logprobs": _counting("logprobs"),
-    "retractions": _counting("retractions"),
-    "cached": _counting("cached"),
-    "reply": node.reply,
+    "never": Form(_never, frozenset({"phase", "state", "on"})),
+    "no": Form(_no),
+    "order": Form(_order, frozenset({"on"})),
+    "same": Form(_same),
+    "differ": Form(_same),
+    "base": Form(node.base),
+    "held": Form(node.held, frozenset({"on", *RESOURCES})),
+    "forwards": Form(node.forwards),
+    "ledger": Form(node.ledger),
+    "load": Form(node.load),
+    "logprobs": Form(_counting("logprobs")),
+    "retractions": Form(_counting("retractions")),
+    "cached": Form(_counting("cached")),
+    "reply": Form(node.reply, node.REPLIES | {"on"}),
 }

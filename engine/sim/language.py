@@ -9,7 +9,7 @@ suggestion. Names of requests and nodes are checked when the command runs. The r
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from engine.sim.vocabulary import VERBS, BadValue, Verb, Word
@@ -84,8 +84,6 @@ def parse(text: str, file: str) -> list[Command]:
     for late in commands[first + 1 :]:
         if late.verb == "cluster":
             raise late.error("a scenario has one 'cluster'")
-        if late.verb == "requires":
-            raise late.error("'requires' comes before 'cluster'")
     return commands
 
 
@@ -181,9 +179,10 @@ def _command(line: str, number: int, file: str) -> Command:
     flags: set[str] = set()
     for each in rest:
         if each.key is not None:
-            if each.key in options:
+            key = verb.aliases.get(each.key, each.key)
+            if key in options:
                 raise ScenarioError(file, number, f"{each.key}= is given twice")
-            options[each.key] = _value(verb, each, number, file)
+            options[key] = _value(verb, replace(each, key=key), number, file)
         elif each.text in verb.flags and not each.quoted:
             flags.add(each.text)
         else:

@@ -10,6 +10,8 @@ from engine.sim.drive import Fault
 from engine.sim.language import Command
 from engine.sim.node import SimNode
 from engine.sim.world import US_PER_S
+from fsm.ledger import PoolCounts
+from fsm.resources import RESOURCES
 
 if TYPE_CHECKING:
     from engine.sim.scenario import Run
@@ -20,6 +22,11 @@ RESERVED: Final = frozenset(
     | {"logprobs", "retractions", "cached", "same", "differ"}
 )
 """Words that begin or end a command, so that no request can be called so."""
+
+REPLIES: Final = frozenset(
+    {"aborted", "finished", "unknown", "flushed", "updated", "closed", "error", "session"}
+)
+"""What a reply may be expected to say."""
 
 OPERATORS: Final[dict[str, Callable[[int, int], bool]]] = {
     "=": operator.eq,
@@ -48,31 +55,47 @@ def base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
 
 def held(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect held RID POOL=N… [on=NODE]``: units that the ledger counts for this request, those
-    that are quarantined for it included."""
-    if len(words) != 1 or not command.options.keys() - {"on"}:
+    that are quarantined for it included. Without a node, one of a pair's has to hold N, and none
+    anything where N is 0. What a node has no pool of, nobody holds there."""
+    wanted = {name: command.integer(name, 0) for name in command.options if name != "on"}
+    if len(words) != 1 or not wanted:
         raise command.error("write 'expect held RID pages=N rows=N … [on=NODE]'")
     on = command.string("on")
     nodes = [run.check_node(command, on)] if on else list(run.cluster.nodes.values())
-    lives = run.lives(command, words[0], on)
-    for name in command.options.keys() - {"on"}:
-        pools = [pool for node in nodes for pool in node.scheduler.ledger if pool.name == name]
-        if not pools:
-            known = {str(pool.name) for node in nodes for pool in node.scheduler.ledger}
-            raise command.unknown("pool", name, known)
-        for life in lives:
-            actual = sum(pool.owners().get(life.life, 0) for pool in pools)
-            wanted = command.integer(name, 0)
-            if actual != wanted:
-                raise Fault(f"{life.name}: expected {name}={wanted}, holds {actual}")
+    for name in _each(run, command, words[0]):
+        for pool, units in wanted.items():
+            holds = {node.name: _units(node, name, pool) for node in nodes}
+            if units not in holds.values() or (not units and any(holds.values())):
+                amount = ", ".join(
+                    f"{actual} on {where}" if len(nodes) > 1 else str(actual)
+                    for where, actual in holds.items()
+                )
+                raise Fault(f"{name}: expected {pool}={units}, holds {amount}")
+
+
+def _each(run: "Run", command: Command, pattern: str) -> list[str]:
+    """Each submission, or each member, that ``pattern`` names."""
+    return [each.name if view is None else view.name for each, view in run.views(command, pattern)]
+
+
+def _units(node: SimNode, name: str, pool: str) -> int:
+    lives = node.book.of(name)
+    return sum(
+        each.owners().get(life.life, 0)
+        for each in node.scheduler.ledger
+        if each.name == pool
+        for life in lives
+    )
 
 
 def forwards(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect forwards RID NODE OP N``: launched steps of a node that contained a request."""
-    if len(words) < 3:
+    match = re.fullmatch(r"(\S+) ([\w-]+)\s*([=!<>].*)", " ".join(words))
+    if match is None:
         raise command.error("write 'expect forwards RID NODE = N'")
-    name, where, *tail = words
+    name, where, tail = match.groups()
     node = run.check_node(command, where)
-    _, test, right = comparison(command, ("forwards", *tail))
+    _, test, right = comparison(command, ("forwards", tail))
     for each in run.submissions(command, name):
         lives = run.lives_of(each.name, node.name)
         actual = sum(node.forwards[life.life] for life in lives)
@@ -85,9 +108,9 @@ def ledger(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     left, test, right = comparison(command, words[1:])
     pool_name, _, kind = left.partition(".")
     ledger = node.ledger()
-    if pool_name not in ledger:
-        raise command.unknown("pool", pool_name, ledger)
-    counts = ledger[pool_name].as_dict()
+    if pool_name not in (*ledger, *RESOURCES):
+        raise command.unknown("pool", pool_name, RESOURCES)
+    counts = (ledger.get(pool_name) or PoolCounts(0, 0, 0, 0, 0)).as_dict()
     if kind not in counts:
         raise command.unknown("class", kind, counts)
     compare(left, counts[kind], test, right)

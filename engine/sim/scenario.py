@@ -12,7 +12,7 @@ from engine.sim.cluster import build
 from engine.sim.deployment import Cluster
 from engine.sim.drive import Drive, Fault, summary
 from engine.sim.golden import GoldenRuns
-from engine.sim.language import Command, ScenarioError, parse
+from engine.sim.language import Command, ScenarioError, parse, suggestion
 from engine.sim.node import SimNode
 from engine.sim.phases import Phases
 from engine.sim.render import Detail, render
@@ -20,12 +20,14 @@ from engine.sim.router_node import RouterNode
 from engine.sim.world import World
 
 FEATURES: Final[dict[str, str]] = {
-    "unified": "",
-    "pd": "",
-    "router": "",
-    "pause": "",
+    **dict.fromkeys(("unified", "pd", "router", "pause", "weights", "retraction", "priority"), ""),
+    **dict.fromkeys(("groups", "sessions", "logprobs", "deadlines", "drain"), ""),
+    **dict.fromkeys(("prefix_cache", "host_backup", "store", "prefetch"), ""),
     "grammar": "grammars do not exist yet",
     "prompt_logprobs": "prompt logprobs do not exist yet",
+    "adapters": "adapters do not exist yet",
+    "drafts": "there is no speculative decoding",
+    "sleep": "memory is not given to others while the engine runs",
 }
 """What a file may require, and why it is skipped here; empty where it is not."""
 
@@ -59,8 +61,6 @@ class Run:
         self.drive: Final = Drive(self.world, self.cluster)
         self.phases: Final = Phases(self.cluster)
         self.golden: Final = GoldenRuns(next(iter(settings.nodes.values())))
-        self.acted_us = 0
-        """When the last command that is not an expectation was done: ``within=`` counts from it."""
         self.transcript: Final[list[str]] = []
         self._shown = 0
 
@@ -72,7 +72,6 @@ class Run:
             self.transcript.append(f"> {command.text}")
             commands.COMMANDS[command.verb](self, command)
             self.drive.settle()
-            self.acted_us = self.world.now_us
         if self.cluster.lines[self._shown :] and command.verb == "expect":
             self.transcript.append(f"> {command.text}")
         self.show()
@@ -88,11 +87,19 @@ class Run:
     def check_node(self, command: Command, name: str = "") -> SimNode:
         """A worker by name; the only one, where no name is given."""
         nodes = self.cluster.nodes
-        if not name and len(nodes) == 1:
-            return next(iter(nodes.values()))
+        if not name and self.only_worker is not None:
+            return self.only_worker
+        if not name:
+            raise command.error(f"which node? There are {', '.join(nodes)}")
         if name not in nodes:
             raise command.unknown("node", name, nodes)
         return nodes[name]
+
+    @property
+    def only_worker(self) -> SimNode | None:
+        """The worker of a cluster that has one; None where there are several."""
+        workers = list(self.cluster.nodes.values())
+        return workers[0] if len(workers) == 1 else None
 
     def check_any(self, command: Command, name: str) -> SimNode | RouterNode:
         """A worker or a router by name."""
@@ -134,20 +141,21 @@ class Run:
             out += [(each, view) for view in each.views] or [(each, None)]
         return out
 
-    def lives(self, command: Command, pattern: str, on: str = "") -> list[Life]:
+    def lives(self, command: Command, pattern: str, on: str = "", state: str = "") -> list[Life]:
         """The lives of each submission or member that ``pattern`` names, on node ``on``, or on the
-        side that owns the outcome: decode's, where there is one."""
+        side that owns the outcome: decode's, where there is one (and where its chart has
+        ``state``)."""
         base = pattern.partition("#")[0]
         names = [each.name for each in self.submissions(command, base)]
         if "#" in pattern:
             names = [pattern]
-        return [life for name in names for life in self.lives_of(name, on)]
+        return [life for name in names for life in self.lives_of(name, on, state)]
 
-    def lives_of(self, name: str, on: str = "") -> list[Life]:
+    def lives_of(self, name: str, on: str = "", state: str = "") -> list[Life]:
         """The lives of one submission, of every process that a node has been."""
         found: dict[bool, list[Life]] = {True: [], False: []}
         for node in self.cluster.processes():
-            if on in ("", node.name):
+            if on in ("", node.name) and (not state or state in node.chart.by_name):
                 found[node.book.chart.name == "prefill"] += node.book.of(name)
         return found[False] or found[True]
 
@@ -172,15 +180,14 @@ def play(text: str, file: str, where: str = "") -> tuple[Outcome, Run | None]:
     where = where or file
     parsed = parse(text, where)
     outcome = Outcome(file, commands=len(parsed))
-    index = 0
-    while parsed[index].verb == "requires":
-        outcome.skipped = outcome.skipped or _missing(parsed[index])
-        index += 1
+    for required in (command for command in parsed if command.verb == "requires"):
+        outcome.skipped = outcome.skipped or _missing(required)
     if outcome.skipped:
         return outcome, None
-    run = Run(parsed[index])
-    run.transcript.append(f"> {parsed[index].text}")
-    for command in parsed[index + 1 :]:
+    cluster, *commanded = (command for command in parsed if command.verb != "requires")
+    run = Run(cluster)
+    run.transcript.append(f"> {cluster.text}")
+    for command in commanded:
         try:
             run.execute(command)
         except ScenarioError:
@@ -206,10 +213,9 @@ def _fault(run: Run, command: Command, message: str) -> str:
 
 def _missing(command: Command) -> str:
     for feature in command.words:
-        if feature not in FEATURES:
-            raise command.unknown("feature", feature, FEATURES)
-        if FEATURES[feature]:
-            return f"requires {feature}: {FEATURES[feature]}"
+        reason = FEATURES.get(feature, f"no feature of this engine{suggestion(feature, FEATURES)}")
+        if reason:
+            return f"requires {feature}: {reason}"
     return ""
 
 

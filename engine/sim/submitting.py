@@ -8,10 +8,13 @@ import msgspec
 
 from engine.hash_model import BYTES
 from engine.sim.language import Command
+from engine.sim.node import SimNode
 from engine.sim.node_expectations import RESERVED
+from engine.sim.paired_node import PairedNode
+from engine.sim.router_node import RouterNode
 from engine.sim.vocabulary import Golden, Prefix, Span
 from engine.sim.world import US_PER_S
-from transport.messages import SamplingParams, Submit
+from transport.messages import OpenSession, SamplingParams, Submit
 
 if TYPE_CHECKING:
     from engine.sim.scenario import Run
@@ -25,12 +28,11 @@ def submit(run: "Run", command: Command) -> None:
     name = command.words[0]
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in RESERVED:
         raise command.error(f"{name!r} is no name for a request")
-    if name in run.cluster.submissions():
-        raise command.error(f"{name!r} is submitted already; 'rid={name}' repeats a rid")
     if "to" not in command.options and not run.cluster.routers and len(run.cluster.nodes) > 1:
         raise command.error("to= says which node; there is no router")
     where = command.string("to", run.cluster.entrance)
-    run.check_any(command, where)
+    target = run.check_any(command, where)
+    _check_name(run, command, name, target)
     prompt = make_prompt(command, name)
     sampling = _sampling(command, name)
     stops, sampling = _stops(run, command, prompt, sampling)
@@ -44,20 +46,45 @@ def submit(run: "Run", command: Command) -> None:
         priority=command.integer("priority", 0),
         session=None if session is None else str(session),
         deadline_s=None if deadline is None else deadline / US_PER_S,
-        room=command.string("room"),
-        prefill=_prefill(run, where) if "room" in command.options else "",
+        room=command.string("room", f"room of {name}" if isinstance(target, PairedNode) else ""),
+        prefill=_prefill(run, name, where),
     )
-    run.cluster.clients_of(where).submit(name, message, stops)
+    if message.session is not None:
+        worker = target if isinstance(target, SimNode) else run.only_worker
+        if worker is not None:
+            _open_session(worker, message.session)
+    target.clients.submit(name, message, stops)
 
 
-def _prefill(run: "Run", where: str) -> str:
-    """Who computes the prompt of a request that is sent to decode by hand: the prefill of the same
-    number, or else the first."""
-    if where.startswith("prefill"):
+def _check_name(run: "Run", command: Command, name: str, target: SimNode | RouterNode) -> None:
+    """A name is given once; the two halves of a request that is split by hand share it."""
+    submitted = [
+        run.check_any(command, where)
+        for where in run.cluster.names
+        if name in run.cluster.clients_of(where).submissions
+    ]
+    halves = [each for each in (*submitted, target) if isinstance(each, PairedNode)]
+    roles = {half.chart.name for half in halves}
+    if submitted and not len(submitted) + 1 == len(halves) == len(roles):
+        raise command.error(f"{name!r} is submitted already; 'rid={name}' repeats a rid")
+
+
+def _open_session(node: SimNode, session: str) -> None:
+    """A session that nobody has opened or closed yet begins with its first turn."""
+    if not node.clients.knows_session(session):
+        node.clients.open_session(session)
+        node.post(OpenSession(0, session))
+
+
+def _prefill(run: "Run", name: str, where: str) -> str:
+    """Who computes the prompt of a request that is sent to decode by hand: the prefill that its
+    other half was sent to, or that of the same number, or else the first."""
+    if not where.startswith("decode"):
         return ""
-    prefills = [name for name in run.cluster.nodes if name.startswith("prefill")]
-    same = where.replace("decode", "prefill")
-    return same if same in prefills else prefills[0]
+    prefills = [node for node in run.cluster.nodes if node.startswith("prefill")]
+    sent = [node for node in prefills if name in run.cluster.nodes[node].clients.submissions]
+    same = [node for node in prefills if node == where.replace("decode", "prefill")]
+    return (sent or same or prefills or [""])[0]
 
 
 def make_prompt(command: Command, name: str) -> list[int]:

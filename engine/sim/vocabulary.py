@@ -70,12 +70,28 @@ def number(word: Word) -> float:
         raise BadValue("a number is wanted") from None
 
 
+_UNITS: Final = {
+    "us": 1,
+    "ms": US_PER_MS,
+    "s": US_PER_S,
+    "m": 60 * US_PER_S,
+    "h": 3_600 * US_PER_S,
+}
+
+
 def duration(word: Word) -> int:
-    """``50ms``, ``1s``, ``2.5s``, ``100us``: microseconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", word.text)
+    """``50ms``, ``1s``, ``2.5s``, ``100us``, ``1m``, ``1h``, or ``0``: microseconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)|0", word.text)
     if match is None or word.quoted:
         raise BadValue("a duration such as 50ms, 1s or 100us is wanted")
-    return round(float(match[1]) * {"us": 1, "ms": US_PER_MS, "s": US_PER_S}[match[2]])
+    return round(float(match[1]) * _UNITS[match[2]]) if match[1] else 0
+
+
+def offset(word: Word) -> int:
+    """A duration that may be negative: microseconds."""
+    if word.text.startswith("-"):
+        return -duration(Word(word.text[1:], word.key, word.quoted))
+    return duration(word)
 
 
 def name(word: Word) -> str:
@@ -130,9 +146,9 @@ def names(word: Word) -> tuple[str, ...]:
 
 
 def statuses(word: Word) -> str:
-    """``503``, or one of several: ``500|503``."""
-    if not re.fullmatch(r"\d+(\|\d+)*", word.text):
-        raise BadValue("a status such as 503, or 500|503, is wanted")
+    """``503``, any of a class (``5xx``), or one of several: ``400|5xx``."""
+    if not re.fullmatch(r"(\d{3}|\dxx)(\|(\d{3}|\dxx))*", word.text):
+        raise BadValue("a status such as 503, 5xx or 500|503 is wanted")
     return word.text
 
 
@@ -146,6 +162,12 @@ def one_of(*values: str) -> Kind:
 
 
 switch: Final = one_of("on", "off")
+_pause_mode: Final = one_of("abort", "retract", "in_place")
+
+
+def pause_mode(word: Word) -> object:
+    """As the API spells it, or with a hyphen."""
+    return _pause_mode(Word(word.text.replace("-", "_")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +180,8 @@ class Verb:
     most: int
     options: Mapping[str, Kind] = field(default_factory=dict)
     flags: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of options."""
 
 
 CLUSTER: Final[Mapping[str, Kind]] = {
@@ -231,6 +255,11 @@ SUBMIT: Final[Mapping[str, Kind]] = {
     "room": name,
 }
 
+DEADLINES: Final = ("meeting", "transfer", "waiting", "running", "held")
+CLUSTER_ALIASES: Final[Mapping[str, str]] = {
+    alias: f"{each}_timeout" for each in DEADLINES for alias in (each, f"{each}_deadline")
+}
+
 EXPECT: Final[Mapping[str, Kind]] = {
     "phase": name,
     "state": name,
@@ -263,6 +292,7 @@ VERBS: Final[dict[str, Verb]] = {
             0,
             0,
             CLUSTER,
+            aliases=CLUSTER_ALIASES,
         ),
         Verb(
             "submit",
@@ -271,19 +301,27 @@ VERBS: Final[dict[str, Verb]] = {
             1,
             SUBMIT,
             frozenset({"stream", "logprobs", "ignore_eos"}),
+            {"timeout": "deadline"},
         ),
         Verb(
             "run",
-            "run DURATION, run until idle, or run until RID PHASE|state=S|tokens=N",
+            "run DURATION, run until idle, or run until RID PHASE|finished|state=S|tokens=N",
             1,
             3,
-            {"state": name, "tokens": natural, "on": name, "within": duration},
+            {
+                "phase": name,
+                "state": name,
+                "tokens": natural,
+                "finished": name,
+                "on": name,
+                "within": duration,
+            },
         ),
         Verb("step", "step NODE", 1, 1),
         Verb(
-            "hold", "hold step|commit|schedule|store|wire NODE [chunk=K]", 2, 2, {"chunk": natural}
+            "hold", "hold step|commit|schedule|store|wire NODE [chunk=K]", 1, 2, {"chunk": natural}
         ),
-        Verb("release", "release step|commit|schedule|store|wire NODE", 2, 2),
+        Verb("release", "release step|commit|schedule|store|wire|pages NODE", 1, 2),
         Verb("fail", "fail step|store NODE, or fail wire RID [count=N]", 2, 2, {"count": natural}),
         Verb(
             "delay",
@@ -305,7 +343,7 @@ VERBS: Final[dict[str, Verb]] = {
             "pause NODE [mode=abort|retract|in_place]",
             1,
             1,
-            {"mode": one_of("abort", "retract", "in_place")},
+            {"mode": pause_mode},
         ),
         Verb("continue", "continue NODE", 1, 1),
         Verb("weights", "weights NODE NAME [in_place]", 2, 2, {}, frozenset({"in_place"})),
@@ -315,7 +353,7 @@ VERBS: Final[dict[str, Verb]] = {
         Verb("thaw", "thaw NODE", 1, 1),
         Verb("partition", "partition NODE NODE", 2, 2),
         Verb("heal", "heal", 0, 0),
-        Verb("skew", "skew NODE by=DURATION", 1, 1, {"by": duration}),
+        Verb("skew", "skew NODE by=DURATION", 1, 1, {"by": offset}),
         Verb(
             "abort",
             "abort RID… [at=NODE], abort all [at=NODE], or abort RID… unseen",

@@ -5,6 +5,7 @@ Method: short scenarios that are wrong on purpose.
 
 import pytest
 
+from engine.sim.language import ScenarioError
 from engine.sim.scenario import run_text
 
 START = """cluster unified=1 pages=64 page_size=16 rows=8 chunk=64 depth=2
@@ -18,7 +19,7 @@ WRONG = [
     ("hold step unified-0\nrun until idle", "never gets idle (held: step)"),
     ("run until idle\nstep unified-0", "there is no step to do"),
     ("run until idle\nretract r1", "it is not on the device: r1 is done"),
-    ("exhaust pages unified-0 leave=65", "pages are available"),
+    ("run until r1 finished=stop|abort", "this never happens; r1 is done"),
     ("expect r1 phase=decoding", "expected phase=decoding, got prefilling"),
     ("expect r1 state=done", "expected state=done, got prefilling"),
     ("expect r1 finished=length", "expected finished=length, got nothing yet"),
@@ -35,7 +36,16 @@ WRONG = [
     ("run until idle\nexpect order retract r2 r1", "retract never happened to r2"),
     ("expect base", "still without an answer: r1, r2"),
     ("hold step unified-0\nabort r1 r2\nexpect base", "launched works are open"),
-    ("run until idle\nexhaust pages unified-0 leave=9\nexpect base", "'scenario:exhaust': 55"),
+    ("expect base within=9ms", "still without an answer: r2"),
+    ("expect r1 golden within=2ms", "still without an answer: r1"),
+    ("expect no answer r1 within=20ms", "r1 has its answer: length"),
+    ("expect never r1 phase=decoding within=20ms", "r1 was decoding at"),
+    ("expect held r1 pages=0 within=2ms", "expected pages=0, holds 3"),
+    ("expect held r1 senders=1", "expected senders=1, holds 0"),
+    ("expect ledger unified-0 pages.held = 0 within=5ms", "expected pages.held = 0, got 6"),
+    ("run until idle\nexpect r1 finished=error", "expected finished=error, got length"),
+    ("abort r1\nexpect r1 finished=error", "expected finished=error, got abort"),
+    ("run until idle\nexpect r1 status=5xx", "expected status=5xx, got 200"),
     ("expect held r1 pages=9", "expected pages=9, holds 3"),
     ("expect ledger unified-0 rows.held = 0", "expected rows.held = 0, got 1"),
     ("expect ledger unified-0 pages.free < 3", "expected pages.free < 3, got 61"),
@@ -67,13 +77,59 @@ def test_it_fails_where_it_does_not_hold(text: str, message: str) -> None:
     assert "r1       submit prompt=40" in fault or "answer" in fault
 
 
-def test_within_counts_from_the_last_command_that_is_not_an_expectation() -> None:
-    text = (
-        START + "run 1ms\nexpect r1 finished=length within=8ms\nexpect r2 phase=decoding within=8ms"
+def test_within_counts_from_the_command_before() -> None:
+    text = START + "expect r1 finished=length within=9ms\nexpect r2 tokens=9 within={}"
+    assert "expected tokens=9" in run_text(text.format("3ms"), "f").faults[0]
+    assert not run_text(text.format("9ms"), "f").faults
+
+
+def test_within_of_what_must_hold_and_of_what_must_not_happen() -> None:
+    text = START + (
+        "expect no answer r2 within=9ms\n"
+        "expect never r2 phase=retracted within=0\n"
+        "expect held r2 pages=0 rows=0 metadata_slots=0 within=1s\n"
+        "expect ledger unified-0 rows.held=0 within=1s\n"
+        "expect r2 golden within=1s\n"
+        "expect base within=1s\n"
     )
     assert not run_text(text, "f").faults
-    late = START + "run 1ms\nexpect r1 finished=length within=8ms\nexpect r2 tokens=9 within=8ms"
-    assert "expected tokens=9" in run_text(late, "f").faults[0]
+
+
+def test_an_answer_with_an_error_status_is_an_error() -> None:
+    text = "cluster pages=4\nsubmit r1 prompt=99\nexpect r1 finished={} status=4xx"
+    assert not run_text(text.format("error"), "f").faults
+    assert not run_text(text.format("abort"), "f").faults
+    assert "got abort" in run_text(text.format("length"), "f").faults[0]
+
+
+def test_pages_that_the_scenario_takes_are_not_missed_at_rest() -> None:
+    text = START + "exhaust pages unified-0 leave=20\nrun until idle\nexpect base\n"
+    assert not run_text(text + "release pages unified-0\nexpect base", "f").faults
+
+
+def test_a_session_begins_with_its_first_turn_and_ends_when_it_is_closed() -> None:
+    text = "cluster\nsubmit t{} prompt=9 session=s\nexpect t{} finished={} golden within=1s\n"
+    text = text.format(1, 1, "length") + text[8:].format(2, 2, "length") + "close session s\n"
+    assert not run_text(text + "submit t3 session=s\nexpect t3 status=400 within=1s", "f").faults
+
+
+def test_the_halves_of_a_request_that_is_split_by_hand_share_its_name() -> None:
+    text = (
+        "cluster prefill=2 decode=2\nsubmit r1 prompt=40 to=prefill-1\n"
+        "submit r1 prompt=40 to=decode-0\nrun until r1 state=sending\n"
+        "expect held r1 pages=3 senders=1\nexpect r1 finished=length golden within=1s\nexpect base"
+    )
+    assert not run_text(text, "f").faults
+    with pytest.raises(ScenarioError, match="is submitted already"):
+        run_text(text + "\nsubmit r1 to=decode-1", "f")
+
+
+def test_weights_under_a_pause_in_place_are_taken_in_place() -> None:
+    text = START + (
+        "run until r1 tokens=2\npause unified-0 mode=in-place\nweights unified-0 W2\n"
+        "expect reply updated=yes\ncontinue unified-0\nrun until r1 finished\nexpect base within=1s"
+    )
+    assert not run_text(text, "f").faults
 
 
 def test_base_wants_rest_within_a_second_and_waits_no_longer() -> None:

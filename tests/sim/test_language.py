@@ -70,7 +70,14 @@ MISTAKES = [
     ("submit r1\nexpect r1 finished=lenght", "unknown way to finish 'lenght'"),
     ("submit r1\nexpect r1 flushed=yes", "unknown property of a request 'flushed'"),
     ("submit r1\nexpect held r1", "write 'expect held RID pages=N"),
-    ("submit r1\nexpect held r1 host_pages=0", "unknown pool 'host_pages'"),
+    ("submit r1\nexpect held r1 host_page=0", "'expect' has no option 'host_page'"),
+    ("submit r1\nexpect held r1 tokens=0", "unknown option of 'expect held' 'tokens'"),
+    ("expect base tokens=3", "unknown option of 'expect base' 'tokens'"),
+    ("submit r1\nexpect r1 within=5ms", "what is expected?"),
+    ("submit r1\nexpect r1 status=5x", "a status such as 503, 5xx or 500|503 is wanted"),
+    ("submit r1\nrun until r1 decoding tokens=3", "write 'run until RID PHASE'"),
+    ("submit r1\nrun until r1 finished=lenght", "unknown way to finish 'lenght'"),
+    ("exhaust pages unified-0 leave=65", "leave=65: there are only 64 pages"),
     ("submit r1\nexpect never r1", "write 'expect never RID"),
     ("submit r1\nexpect no r1", "write 'expect no answer RID'"),
     ("submit r1\nexpect order r1 r1", "write 'expect order EVENT RID RID"),
@@ -81,7 +88,6 @@ MISTAKES = [
     ("expect load unified-0 runing = 1", "unknown figure 'runing' (did you mean 'running'?)"),
     ("expect reply", "write 'expect reply KEY=VALUE"),
     ("cluster unified=1", "a scenario has one 'cluster'"),
-    ("requires unified", "'requires' comes before 'cluster'"),
     ("end", "'end' without 'repeat'"),
     ("repeat 3\nsubmit r{i}", "'repeat' without 'end'"),
     ("repeat many\nend", "write 'repeat COUNT'"),
@@ -102,7 +108,9 @@ def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
 CLUSTERS = [
     ("", "there is no 'cluster' command"),
     ("submit r1", "'cluster' has to come first"),
-    ("cluster prefill=1", "prefill= and decode= go together"),
+    ("cluster prefill=1 router=1", "prefill= and decode= go together behind a router"),
+    ("cluster unified=2\nhold commit", "which node? There are unified-0, unified-1"),
+    ("cluster unified=2\nsubmit r1", "to= says which node; there is no router"),
     ("cluster loss=1", "loss= is a chance: 0 or more, and less than 1"),
     ("cluster depth=3", "depth= is 1 or 2"),
     ("cluster pages=0", "pages= is at least 1"),
@@ -110,7 +118,6 @@ CLUSTERS = [
     ("cluster prefix_cache=yes", "prefix_cache=yes: one of on, off is wanted"),
     ("cluster store_latency=1ms", "store_latency= needs store=on"),
     ("cluster waiting_timeout=0ms", "waiting_timeout= is longer than 0"),
-    ("requires teleport\ncluster", "unknown feature 'teleport'"),
 ]
 
 
@@ -125,6 +132,8 @@ def test_a_file_is_skipped_for_what_it_requires_and_says_why() -> None:
     outcome = run_text("requires pd grammar\ncluster\n", "g.scenario")
     assert outcome.skipped.startswith("requires grammar: ")
     assert not run_text("requires unified\ncluster\n", "u.scenario").skipped
+    late = run_text("cluster\nrequires routr\n", "r.scenario")
+    assert late.skipped == "requires routr: no feature of this engine (did you mean 'router'?)"
 
 
 def test_comments_blank_lines_quotes_and_escapes() -> None:
@@ -152,6 +161,24 @@ def test_values_have_the_types_of_the_vocabulary() -> None:
         "stop": Golden(2, 3),
         "stop_token_ids": (7, Golden(1, 1)),
         "deadline": 2_500_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [("0", 0), ("100us", 100), ("2.5s", 2_500_000), ("1m", 60_000_000), ("1h", 3_600_000_000)],
+)
+def test_durations(text: str, duration: int) -> None:
+    (_, submit) = parse(CLUSTER + f"submit r1 timeout={text}", "f")
+    assert submit.options == {"deadline": duration}
+
+
+def test_other_names_of_deadlines() -> None:
+    (cluster,) = parse("cluster unified=1 waiting=2s running_deadline=3s", "f")
+    assert cluster.options == {
+        "unified": 1,
+        "waiting_timeout": 2_000_000,
+        "running_timeout": 3_000_000,
     }
 
 
