@@ -8,6 +8,7 @@ from engine.batch import Batch, PageExport
 from engine.sim.deployment import Cluster
 from engine.sim.node import SimNode
 from engine.sim.paired_node import DecodeNode, PairedNode, PrefillNode
+from engine.sim.rank_checks import rank_faults
 from fsm.joint import shown
 from fsm.ledger import CACHE
 
@@ -16,10 +17,13 @@ def cluster_faults(cluster: Cluster) -> list[str]:
     """Everything that is wrong anywhere, as far as anything has happened there."""
     faults: list[str] = []
     for name, node in cluster.nodes.items():
+        found = []
+        if node.ranks.followers and (node.touched or node.ranks.reports):
+            found += rank_faults(node)
         if node.touched:
             node.touched = False
-            found = faults_of(node)
-            faults += found if cluster.single else [f"{name}: {each}" for each in found]
+            found += faults_of(node)
+        faults += found if cluster.single else [f"{name}: {each}" for each in found]
     for name, router in cluster.routers.items():
         faults += [f"{name}: {each}" for each in router.faults()]
     return faults + _joint_faults(cluster)

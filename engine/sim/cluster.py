@@ -8,6 +8,7 @@ from engine.sim.language import Command
 from engine.sim.network import Quality
 from engine.sim.node import NodeSettings
 from engine.sim.paired_node import PairSettings
+from engine.sim.ranks import RankSettings
 from engine.sim.render import Detail
 from engine.sim.runner import Costs
 from engine.sim.wire import WireCosts
@@ -35,7 +36,7 @@ def build(command: Command) -> tuple[ClusterSettings, Detail]:
             raise command.error(f"{option}= needs store=on")
     if command.integer("depth", 2) not in (1, 2):
         raise command.error("depth= is 1 or 2")
-    for option in ("pages", "page_size", "rows", "chunk", "prefetches", "sessions"):
+    for option in ("pages", "page_size", "rows", "chunk", "prefetches", "sessions", "ranks"):
         if command.integer(option, 1) < 1:
             raise command.error(f"{option}= is at least 1")
     for option in ("waiting_timeout", "running_timeout", "prefetch_timeout"):
@@ -64,6 +65,11 @@ def build(command: Command) -> tuple[ClusterSettings, Detail]:
         command.integer("token", default.token_us),
         command.integer("copy", default.copy_us),
     )
+    ranks = RankSettings(
+        command.integer("ranks", 1),
+        command.integer("rank_delay", RankSettings().delay_us),
+        command.integer("seed", 0),
+    )
     nodes = {}
     for role, count in counts.items():
         for index in range(count):
@@ -74,6 +80,7 @@ def build(command: Command) -> tuple[ClusterSettings, Detail]:
                 command.string("weights", "W1"),
                 command.integer("store_latency", 1_000) if has_store else None,
                 command.integer("detok", 0),
+                ranks,
             )
     pair = PairSettings()
     wire = pair.wire

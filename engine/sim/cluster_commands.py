@@ -87,7 +87,7 @@ def weights(run: "Run", command: Command) -> None:
     in_place = "in_place" in command.flags or node.scheduler.pause_mode == "in_place"
     done, why = node.scheduler.use_weights(f"hash:{name}", in_place)
     if done:
-        node.model.load_weights(name)
+        node.ranks.load_weights(name)
     node.clients.replies.append({"updated": done, "message": why})
     _told(run, node)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from engine.sim.book import Book
@@ -174,6 +175,7 @@ class Cluster:
                 clients,
                 self.lines,
             )
+        node.ranks.end = partial(self.kill, name)
         self.nodes[name] = node
 
     def _boot_router(self, name: str, clients: Clients | None) -> None:

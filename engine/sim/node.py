@@ -6,7 +6,7 @@ turn runs whenever something arrived, at the virtual time at which it arrived.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from engine.batch import Batch, PageExport, PageImport, StepResult
@@ -17,6 +17,7 @@ from engine.scheduler import ModelFacts, Scheduler
 from engine.sim.book import Book
 from engine.sim.client import Clients
 from engine.sim.gates import GATES, Gate, GateName
+from engine.sim.ranks import Ranks, RankSettings
 from engine.sim.runner import DEFAULT_COSTS, Costs, Done, SimRunner
 from engine.sim.store import VirtualStore
 from engine.sim.world import US_PER_S, World
@@ -49,10 +50,11 @@ class NodeSettings:
     store_latency_us: int | None = None
     """None is a node without a store."""
     detok_us: int = 0
+    ranks: RankSettings = field(default_factory=RankSettings)
 
 
 class SimNode:
-    """``unified-0``: scheduler, device, store, and the clients that talk to it.
+    """``unified-0``: scheduler, ranks with a device each, store, and the clients that talk to it.
 
     It is one process: a restart is another one, with another ``boot_id``. ``clients`` are those of
     the process before it, whose answers are remembered.
@@ -86,9 +88,15 @@ class SimNode:
         """How many launched steps contained each life."""
         config = settings.config
         context = config.context_length or 8192
-        self.model: Final = HashModel(
-            settings.kv_pages, config.page_size, settings.weights, context
+        self.ranks: Final = Ranks(
+            world,
+            boot_id,
+            settings.ranks,
+            lambda: HashModel(settings.kv_pages, config.page_size, settings.weights, context),
         )
+        self.ranks.end = self.kill
+        self.model: Final = self.ranks.leader
+        """The leader's device."""
         self.runner: Final = SimRunner(world, self.model, settings.costs, self._done)
         self.store: VirtualStore | None = None
         if settings.store_latency_us is not None:
@@ -146,6 +154,7 @@ class SimNode:
                 life = self.book.lives[item.life]
                 if life.answer is not None:
                     self.faults.append(f"step {work.step} computes {life.name} after its answer")
+        self.ranks.launched(work)
         self.runner.launch(work)
 
     # --- what a scenario does ---
@@ -167,8 +176,10 @@ class SimNode:
         self.wake()
 
     def kill(self) -> None:
-        """The process ends at once, and with it every connection that its clients had."""
+        """The process ends at once, and with it every rank, and every connection that its clients
+        had."""
         self.dead = True
+        self.ranks.stop()
         self.clients.connection_lost()
 
     def freeze(self) -> None:
@@ -214,12 +225,13 @@ class SimNode:
         if len(self.clients.table):
             faults.append(f"frontend_records: {[record.rid for record in self.clients.table]}")
         faults += [f"{each.name} has no answer" for each in self.clients.open]
-        return faults
+        return faults + self.ranks.behind
 
     @property
     def rest_due_from_us(self) -> int:
         """The last terminal answer or fence: from here on rest may take one second."""
         ends = [self.clients.last_answer_us, self.runner.last_end_us, self.last_touch_us]
+        ends.append(self.ranks.last_end_us)
         if self.store is not None:
             ends.append(self.store.last_end_us)
         return max(ends)
@@ -235,6 +247,7 @@ class SimNode:
         if self.dead:
             return
         self.touched = True
+        self.ranks.executed(done)
         self._results.append(done)
         self.wake()
 

@@ -126,7 +126,7 @@ class PrefillNode(PairedNode):
         self.wire = SimWire(
             self.world,
             self.pair.wire,
-            self.model,
+            self.ranks,
             lambda: self.scheduler.kv.pool,
             self._writer,
             self.around.find,

@@ -231,6 +231,8 @@ CLUSTER: Final[Mapping[str, Kind]] = {
     "meeting_timeout": duration,
     "transfer_timeout": duration,
     "held_timeout": duration,
+    "ranks": natural,
+    "rank_delay": duration,
     "seed": natural,
 }
 

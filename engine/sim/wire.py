@@ -6,6 +6,9 @@ back too early shows in the tokens, and :attr:`SimWire.faults` names it besides.
 
 Writes for one request keep their order (its slot is written last); those of different requests
 share the bandwidth to a peer and nothing else.
+
+Where nodes have several ranks, a write is one for each: rank i reads its own pages and writes those
+of rank i of the target. The write is over when the last rank's is; the slot is the leader's alone.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
-from engine.hash_model import HashModel
 from engine.request import Request
+from engine.sim.follower import Blobs
 from engine.sim.gates import Gate
+from engine.sim.ranks import Ranks
 from engine.sim.world import US_PER_MS, US_PER_S, World
 from engine.slots import LocalSlots
 from fsm.ledger import QUARANTINE, PagePool
@@ -48,7 +53,7 @@ class Target(Protocol):
     @property
     def dead(self) -> bool: ...
     @property
-    def model(self) -> HashModel: ...
+    def ranks(self) -> Ranks: ...
     @property
     def slots(self) -> LocalSlots: ...
     @property
@@ -90,7 +95,7 @@ class SimWire:
         self,
         world: World,
         costs: WireCosts,
-        model: HashModel,
+        ranks: Ranks,
         pool: Callable[[], PagePool],
         writer: Callable[[int], Request],
         find: Callable[[str], Target | None],
@@ -108,7 +113,7 @@ class SimWire:
         """Operations completed."""
         self._world = world
         self._costs = costs
-        self._model = model
+        self._ranks = ranks
         self._pool = pool
         self._writer = writer
         self._find = find
@@ -195,9 +200,13 @@ class SimWire:
                     self._world.after(rule.by_us, lambda: self._arrive(write))
                     return
                 error = "injected fault"
-        self._end(write, error)
+        if error or write.slot >= 0:
+            self._end(write, error, [])
+        else:
+            self._ranks.read(write.ticket, write.source, partial(self._end, write, error))
 
-    def _end(self, write: Write, error: str) -> None:
+    def _end(self, write: Write, error: str, shards: list[Blobs]) -> None:
+        """``shards`` is what each rank has read."""
         target = write.target
         if target is None or target.dead:
             error = error or "the connection is closed"
@@ -206,7 +215,7 @@ class SimWire:
             if write.slot >= 0:
                 target.slots.write(write.slot, write.record)
             else:
-                target.model.import_pages(write.pages, self._model.export_pages(write.source))
+                target.ranks.land(self._ranks.boot_id, write.ticket, write.pages, shards)
         self.writes += 1
         self.last_end_us = self._world.now_us
         self._done.append(WireDone(write.ticket, error))
