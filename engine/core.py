@@ -1,4 +1,4 @@
-"""What the schedulers of all roles share: intake, messages, deadlines, steps, and firing.
+"""What the schedulers of all roles share: requests come in, are answered, paused, and expire.
 
 A scheduler is the only one who fires transitions. It is deterministic and does no IO. Time, the
 runner, the store and the sink of the trace are handed in, so the same class runs in production
@@ -12,54 +12,31 @@ One turn of the loop is
 3. :meth:`launch` while a step may be launched (``depth`` in flight at most);
 4. :meth:`flush` what clients are to be told.
 
-What something does to a request is not decided here but in :func:`fsm.decide.decide`; who
-computes and who gives way is decided in :mod:`engine.policy`. A scheduler gathers facts, applies
-the answers by firing events, and keeps the indexes (queue, device, live rids), which follow from
-the states and are updated in one place, :meth:`_moved`.
-
-A role is a subclass: its chart, its kit, and four hooks.
-"""
+It is built in three layers, each of which knows only the ones below: :mod:`engine.lifecycle` moves
+requests, :mod:`engine.stepping` computes them, and this module listens and answers. Who computes
+and who gives way is decided in :mod:`engine.policy`. A role is a subclass: its chart, its kit, and
+its hooks."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Final, Literal, Protocol, TypeAlias
 
 from engine import endings
-from engine.answers import Outbox
-from engine.batch import (
-    Batch,
-    BatchItem,
-    PageExport,
-    PageImport,
-    PagesDone,
-    RowInit,
-    Sampled,
-    StepResult,
-)
-from engine.batching import Span, build_batch
+from engine.arrivals import Arrivals
+from engine.basics import LifecycleBug, ModelFacts, PauseMode, Runner
 from engine.config import EngineConfig
-from engine.deadlines import Deadlines, Timer
-from engine.groups import GroupBook, member_of
-from engine.intake import MAX_GROUP, Limits, Refusal, check_submission
-from engine.pages import Kv, Pages, PrefixLock
+from engine.deadlines import Timer
+from engine.groups import member_of
+from engine.intake import MAX_GROUP, Refusal, check_submission
 from engine.request import Request
-from engine.roster import Roster
-from engine.sessions import SessionBook, SessionError
-from engine.spans import SpanBook
+from engine.sessions import SessionError
+from engine.stepping import Stepping
 from engine.store import PageStore
-from engine.stored import StoredKv
-from fsm.chart import Actor, Chart, Edge, Move
-from fsm.decide import decide
-from fsm.driver import Driver, Subject
-from fsm.ledger import Lease, Ledger, Pool, SlotLease, SlotPool
+from fsm.ledger import Lease
 from fsm.resources import Resource
-from fsm.rules import Decision, Facts, Message
-from fsm.trace import Sink, Tracer
+from fsm.rules import Facts
+from fsm.trace import Sink
 from transport.messages import (
     FILL,
     Abort,
@@ -75,56 +52,11 @@ from transport.messages import (
     Submit,
 )
 
-
-class LifecycleBug(AssertionError):  # noqa: N818 - it names what it is
-    """An invariant is broken. Never an operating error: the process must not go on."""
+__all__ = ["LifecycleBug", "ModelFacts", "PauseMode", "Runner", "SchedulerCore"]
 
 
-PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
-
-
-class Runner(Protocol):
-    """Takes work in order and returns at once; results come back through the loop."""
-
-    def launch(self, work: Batch | PageExport | PageImport) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the scheduler knows of the model."""
-
-    vocab_size: int
-    context_length: int
-    eos_token_ids: tuple[int, ...]
-    weights_digest: str
-    kv_layout: str = ""
-    """How a page is laid out, in words; equal only where pages can be exchanged."""
-
-
-@dataclass(slots=True)
-class Stats:
-    """Counters since start, for metrics."""
-
-    steps: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    retracted: int = 0
-    aborted: int = 0
-    finished: int = 0
-    refused: int = 0
-
-
-class SchedulerCore(ABC):
-    """All requests of one node of some role."""
-
-    role: ClassVar[str]
-    chart: ClassVar[Chart]
-    base_kit: ClassVar[frozenset[Resource]]
-    queued: ClassVar[frozenset[str]]
-    """States in which a request is in the queue, by rank."""
-    on_device: ClassVar[frozenset[str]]
-    """States in which a step may be planned for a request."""
+class SchedulerCore(Stepping):
+    """A scheduler but for what its role makes of it."""
 
     def __init__(
         self,
@@ -138,85 +70,13 @@ class SchedulerCore(ABC):
         node: str = "",
         trace: Sink | None = None,
     ) -> None:
-        self.config: Final = config
-        self.model: Final = model
-        self.boot_id: Final = boot_id
-        self.node: Final = node or f"{self.role}-0"
-        self.weights = model.weights_digest
-        """Digest of the weights that compute now."""
-        self._clock = clock
-        self._runner = runner
-        self.tracer: Final = Tracer(self.node, clock, trace)
-        context = config.context_length or model.context_length
-        self.limits: Final = Limits(model.vocab_size, context, kv_pages * config.page_size)
-
-        rows = config.max_running_requests
-        open_limit = 2 * rows + config.max_queued_requests + 1
-        self.rows: Final = SlotPool("rows", rows)
-        self.kv: Final = Kv(
-            kv_pages,
-            config.page_size,
-            rows + config.max_prefetches,
-            config.prefix_cache,
-            self.tracer.lease if trace is not None else None,
-        )
-        self.tracer.watch(self.kv.balance)
-        self.kv.use_weights(self.weights)
-        self.pause_mode: PauseMode | None = None
-        self.sessions: Final = SessionBook(config.max_sessions)
-        self.groups: Final = GroupBook(open_limit)
-        self.spans: Final = SpanBook(open_limit)
-        self.outbox: Final = Outbox(open_limit)
-        pools: list[Pool] = [
-            self.rows,
-            self.kv.pool,
-            self.kv.locks,
-            self.sessions.pool,
-            self.groups.pool,
-            self.spans.pool,
-            self.outbox.pool,
-        ]
-        self.stored: StoredKv | None = None
-        if store is not None:
-            self.stored = StoredKv(
-                store,
-                self.kv,
-                model.weights_digest,
-                config.dtype,
-                model.kv_layout,
-                config.max_prefetches,
-                runner.launch,
-                partial(self.tracer.lease, resource="prefetches") if trace is not None else None,
-            )
-            pools.append(self.stored.prefetches)
-        pools.extend(self._role_pools())
-        self.ledger: Final = Ledger(pools)
-        self.driver: Final = Driver(self.chart, clock, self._moved)
-        self.roster: Final = Roster(self.queued, self.on_device)
-        self.stats: Final = Stats()
-
-        self._deadlines = Deadlines(self.chart, self.queued)
-        self._drain_deadline: float | None = None
+        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
         self.draining = False
-        self._in_flight: deque[tuple[Batch, tuple[Request, ...]]] = deque()
-        self._rows_taken: list[RowInit] = []
+        self._drain_deadline: float | None = None
+        self._arrivals = Arrivals(boot_id, model.eos_token_ids, self.spans, self.outbox)
         self._replies: list[FromEngine] = []
-        self._cause: Message | None = None
-        self._lives_minted = 0
-        self._steps = 0
-        self.tracer.header(
-            boot_id,
-            (self.role,),
-            {self.chart.name: self.chart.fingerprint},
-            {pool.name: pool.counts().total for pool in pools},
-            config.page_size,
-        )
 
     # --- hooks of a role ---
-
-    def _role_pools(self) -> list[Pool]:
-        """Pools that only this role has."""
-        return []
 
     def _extra_kit(self, prompt: list[int]) -> set[Resource]:
         """What an accepted request with ``prompt`` needs besides the base kit."""
@@ -241,15 +101,6 @@ class SchedulerCore(ABC):
     @abstractmethod
     def _queue_up(self, request: Request, leases: dict[Resource, Lease]) -> str:
         """Reserve what the first state after intake holds besides session and group; the event."""
-
-    @abstractmethod
-    def _runnable(self) -> list[Request]:
-        """Requests whose next span may be computed now; admissions and victims are settled here."""
-
-    @abstractmethod
-    def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
-        """Bookkeeping of the role after a move, before the answer is accounted for. ``cause`` is
-        the message that was decided; None for intake and policy."""
 
     # --- what arrives ---
 
@@ -361,22 +212,12 @@ class SchedulerCore(ABC):
     def flush_cache(self) -> tuple[bool, str]:
         """Empty the prefix cache; refused while any request has KV, or a step is in flight."""
         holders = sum("pages" in r.leases for r in self.roster.lives.values())
-        if holders or self._in_flight:
+        if holders or self.steps:
             return False, f"Cache not flushed: {holders} requests have KV in use."
         freed = self.kv.cache.flush()
         return True, f"Cache flushed: {freed} pages."
 
     # --- pauses and weights ---
-
-    @property
-    def frozen(self) -> bool:
-        """Nothing is launched."""
-        return self.pause_mode is not None
-
-    @property
-    def drops_kv(self) -> bool:
-        """The pause gives all KV back."""
-        return self.pause_mode in ("abort", "retract")
 
     def pause(self, mode: PauseMode = "abort") -> None:
         """Stop generating. ``abort`` ends every request; ``in_place`` keeps all as it is;
@@ -453,67 +294,6 @@ class SchedulerCore(ABC):
             left["drain"] = self._drain_deadline - now
         return left
 
-    # --- steps ---
-
-    @property
-    def can_launch(self) -> bool:
-        return len(self._in_flight) < self.config.depth
-
-    @property
-    def steps_in_flight(self) -> int:
-        return len(self._in_flight)
-
-    def launch(self) -> Batch | None:
-        """Plan one step and hand it to the runner; None when there is nothing to compute."""
-        if not self.can_launch or self.frozen:
-            return None
-        spans = self._plan(self._runnable())
-        if not spans:
-            return None
-        self._steps += 1
-        batch = build_batch(self._steps, self.config.page_size, spans, tuple(self._rows_taken))
-        self._rows_taken.clear()
-        for span in spans:
-            span.request.launched = span.start + span.length
-            span.request.in_steps += 1
-        self._in_flight.append((batch, tuple(span.request for span in spans)))
-        self._runner.launch(batch)
-        return batch
-
-    def commit(self, result: StepResult) -> None:
-        """A launched step has come back; steps come back in launch order."""
-        if not self._in_flight or self._in_flight[0][0].step != result.step:
-            raise LifecycleBug(f"step {result.step} came back out of order")
-        batch, requests = self._in_flight.popleft()
-        self._now()
-        self.stats.steps += 1
-        for index, (item, request) in enumerate(zip(batch.items, requests, strict=True)):
-            request.in_steps -= 1
-            error = result.error if result.error is not None else result.sampled[index].error
-            if error is not None:
-                self._commit_failure(item, request, error)
-            else:
-                self._commit_item(item, request, result.sampled[index])
-            self._settle(request)
-
-    def pages_done(self, done: PagesDone) -> None:
-        """A copy of pages to or from the store has run on the device."""
-        if self.stored is None:
-            return
-        self._now()
-        over = self.stored.copied(done)
-        if over is not None:
-            lease, loaded = over
-            self._deliver(lease.request, "prefetch_loaded" if loaded else "prefetch_failed")
-
-    def poll_store(self) -> None:
-        """Take what the store has finished."""
-        if self.stored is None:
-            return
-        self._now()
-        for lease in self.stored.poll():
-            self._deliver(lease.request, "prefetch_failed")
-
     # --- what leaves ---
 
     def flush(self) -> list[FromEngine]:
@@ -525,16 +305,6 @@ class SchedulerCore(ABC):
         out.extend(self._replies)
         self._replies.clear()
         return out
-
-    @property
-    def at_rest(self) -> bool:
-        """Invariant 8: nothing live, nothing held, nothing that could still be touched."""
-        return (
-            not self.roster.lives
-            and not self._in_flight
-            and (self.stored is None or self.stored.at_rest)
-            and self.ledger.at_rest
-        )
 
     def load(self) -> Load:
         counts = self.kv.pool.counts()
@@ -554,33 +324,6 @@ class SchedulerCore(ABC):
             retracted_now=sum(r.state == "retracted" for r in self.roster.lives.values()),
             held_now=sum(r.state == "held" for r in self.roster.lives.values()),
         )
-
-    def audit(self) -> list[str]:
-        """Every invariant that can be checked from inside, from scratch; empty when all hold."""
-        faults = self.ledger.audit() + self.kv.audit() + self.roster.audit()
-        for request in self.roster.lives.values():
-            holds = self.chart.holds[request.state] & request.kit
-            if request.leases.keys() != holds:
-                faults.append(f"{request.rid} in {request.state}: holds {sorted(request.leases)}")
-            pages = request.leases.get("pages")
-            if isinstance(pages, Pages):
-                faults += [
-                    f"{request.rid}: page {page} is not its own"
-                    for page in pages.table
-                    if request.life not in self.kv.pool.owners_of(page)
-                ]
-        for batch, requests in self._in_flight:
-            for index, request in enumerate(requests):
-                loose = [
-                    page
-                    for page in batch.pages_of(index)
-                    if request.life not in self.kv.pool.owners_of(page)
-                ]
-                if loose:
-                    faults.append(
-                        f"step {batch.step} touches released pages {loose} of {request.rid}"
-                    )
-        return faults
 
     # --- intake ---
 
@@ -614,8 +357,6 @@ class SchedulerCore(ABC):
         now: float,
         accepted: bool,
     ) -> Request:
-        self._lives_minted += 1
-        life = f"{self.boot_id}:{self._lives_minted}"
         kit = set(self.base_kit)
         if accepted:
             if message.session is not None:
@@ -623,39 +364,16 @@ class SchedulerCore(ABC):
             if group is not None:
                 kit.add("group_members")
             kit |= self._extra_kit(prompt)
-        request = Request(
-            life,
-            rid,
-            list(prompt),
-            message.sampling,
-            frozenset(kit),
-            self._lives_minted,
-            now,
-            message.priority,
-            message.session,
-            group,
+        request, leases = self._arrivals.begin(
+            message, rid, group, prompt, max_new_tokens, kit, now
         )
-        request.max_new_tokens = max_new_tokens
         self._paired(request, message)
-        stop_ids = set(message.sampling.stop_token_ids)
-        if not message.sampling.ignore_eos:
-            stop_ids |= set(self.model.eos_token_ids)
-        request.stop_ids = frozenset(stop_ids)
-        span = self.spans.open(life, f"request {rid}", now)
-        span.span.attributes.update(
-            {"gen_ai.request.id": rid, "gen_ai.usage.input_tokens": len(prompt)}
-        )
-        request.span = span.span
-        self.roster.lives[life] = request
-        leases: dict[Resource, Lease] = {
-            "spans": span,
-            "frontend_records": self.outbox.open(request),
-        }
+        self.roster.lives[request.life] = request
         self.driver.begin(request, leases)
         if accepted:
             self.roster.live[rid] = request
         self.tracer.submit(
-            life, rid, tuple(sorted(kit)), tuple(leases), len(prompt), max_new_tokens
+            request.life, rid, tuple(sorted(kit)), tuple(leases), len(prompt), max_new_tokens
         )
         return request
 
@@ -678,217 +396,3 @@ class SchedulerCore(ABC):
             request.client_deadline = now + deadline_s
             self._deadlines.set(request.client_deadline, "client", request)
         self._enqueued(request)
-
-    # --- moving requests ---
-
-    def _decide(self, request: Request, message: Message, facts: Facts) -> Decision:
-        decision = decide(self.chart, request.state, message, facts)
-        if decision.effect == "refuse":
-            raise LifecycleBug(f"{message} for {request.rid} in {request.state} ({facts})")
-        return decision
-
-    def _deliver(self, request: Request, message: Message, finish: Finish | None = None) -> None:
-        """Something arrived for a request: decide, and apply."""
-        decision = self._decide(request, message, Facts(launched=request.in_steps > 0))
-        self._apply(request, message, decision, finish)
-
-    def _apply(
-        self, request: Request, message: Message, decision: Decision, finish: Finish | None
-    ) -> None:
-        if decision.effect != "fire" or decision.event is None:
-            return
-        if "frontend_records" in self.driver.move(request, decision.event).drops:
-            request.finish = finish
-        why = finish.message if finish else ""
-        self._fire(request, decision.event, decision.by, why, cause=message)
-        self._settle(request)
-
-    def _settle(self, request: Request) -> None:
-        """Whoever waits for launched steps leaves as soon as none contains it, and whoever was
-        held comes back as soon as generation goes on."""
-        if request.in_steps == 0 and (request.state, "quiesce") in self.chart.table:
-            self._deliver(request, "quiet")
-        elif request.state == "held" and self.pause_mode is None:
-            self._deliver(request, "continued")
-
-    def _fire(
-        self,
-        request: Request,
-        event: str,
-        by: Actor,
-        why: str = "",
-        leases: dict[Resource, Lease] | None = None,
-        cause: Message | None = None,
-    ) -> None:
-        self.spans.now = self.sessions.now = self._clock()
-        self._cause = cause
-        self.driver.fire(request, event, by, why, leases or {})
-
-    def _moved(self, subject: Subject, move: Move, by: str, why: str) -> None:
-        """Keep the indexes equal to the states; the driver calls this after every move."""
-        request = self.roster.lives[subject.life]
-        source, target = move.edge.source, move.edge.target
-        self.roster.moved(request, source, target)
-        if request.span is not None:
-            request.span.events.append((self._clock(), target))
-        answers = "frontend_records" in move.drops
-        if self.tracer.active:
-            self._trace(request, move, by, why, request.finish if answers else None)
-        self._after(request, move.edge, self._cause)
-        if answers:
-            self._answered(request)
-        if self.chart.is_live(source) and not self.chart.is_live(target):
-            self._retired(request)
-        if self.config.checks:
-            faults = self.audit()
-            if faults:
-                raise LifecycleBug(f"after {move.edge}: " + "; ".join(faults[:5]))
-
-    def _trace(
-        self, request: Request, move: Move, by: str, why: str, finish: Finish | None
-    ) -> None:
-        self.tracer.move(
-            request.life,
-            request.attempt,
-            request.rid,
-            move.edge.event,
-            by,
-            move.edge.source,
-            move.edge.target,
-            move.takes,
-            move.drops,
-            why,
-            request.output_len,
-            request.leases["pages"].units if "pages" in move.takes else 0,
-            finish.type if finish is not None else "",
-            finish.status if finish is not None else None,
-        )
-
-    def _answered(self, request: Request) -> None:
-        finish = request.finish
-        if finish is None:
-            raise LifecycleBug(f"{request.rid} was answered without a reason")
-        if request.span is not None:
-            request.span.status = finish.message or finish.type
-            request.span.attributes["gen_ai.usage.output_tokens"] = request.output_len
-        self.tracer.answer(
-            request.life,
-            request.rid,
-            finish.type,
-            request.output_len,
-            finish.status,
-            finish.message,
-        )
-
-    def _retired(self, request: Request) -> None:
-        if self.roster.retired(request):
-            if request.finish is not None and request.finish.type == "abort":
-                self.stats.aborted += 1
-            else:
-                self.stats.finished += 1
-
-    # --- planning a step ---
-
-    def _plan(self, runnable: list[Request]) -> list[Span]:
-        """Decodes first, then prompt chunks within the budget."""
-        budget = self.config.chunked_prefill_size
-        decodes = [r for r in runnable if r.state in self.on_device and not r.is_prefill]
-        prefills = [r for r in self.roster.device if r.is_prefill and not r.withheld]
-        spans = []
-        for request in (*decodes, *prefills):
-            span = request.next_span(budget, self.config.depth)
-            if span is None:
-                continue
-            if request.is_prefill:
-                budget -= span[1]
-            row = self._row(request).slot
-            spans.append(Span(request, row, self._pages(request).table, *span))
-        return spans
-
-    def _init_row(self, request: Request, row: SlotLease) -> None:
-        """The runner is to know the request's history, before the next step."""
-        self._rows_taken.append(
-            RowInit(
-                row.slot,
-                list(request.tokens),
-                request.prompt_len,
-                request.sampling,
-                tuple(sorted(request.stop_ids)),
-            )
-        )
-
-    def _admitted(self, request: Request, cached_tokens: int) -> None:
-        """The request is on the device for the first time: its running time begins."""
-        request.admitted_at = self._clock()
-        request.cached_tokens = cached_tokens
-        self.stats.cached_tokens += request.cached_tokens
-        self.stats.prompt_tokens += request.prompt_len
-        if self.config.running_timeout_s is not None:
-            deadline = request.admitted_at + self.config.running_timeout_s
-            self._deadlines.set(deadline, "running", request)
-
-    def _row(self, request: Request) -> SlotLease:
-        row = request.leases["rows"]
-        if not isinstance(row, SlotLease):
-            raise LifecycleBug(f"{request.rid} in {request.state} has no row")
-        return row
-
-    def _pages(self, request: Request) -> Pages:
-        pages = request.leases["pages"]
-        if not isinstance(pages, Pages):
-            raise LifecycleBug(f"{request.rid} in {request.state} has no pages")
-        return pages
-
-    # --- committing a step ---
-
-    def _commit_item(self, item: BatchItem, request: Request, sampled: Sampled) -> None:
-        facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
-        finish: Finish | None = None
-        message: Message = "chunk_committed"
-        if item.sample:
-            if sampled.token is None:
-                raise LifecycleBug(f"{request.rid}: a step that samples returned no token")
-            message, finish = self._outcome(request, sampled.token)
-        decision = self._decide(request, message, facts)
-        if decision.effect not in ("fire", "keep"):
-            return
-        request.committed = item.start + item.count
-        if sampled.token is not None and request.max_new_tokens > 0:
-            self._append(request, sampled)
-        if item.sample and request.state == "prefilling":
-            self._prompt_committed(request, sampled)
-        self._apply(request, message, decision, finish)
-
-    def _outcome(self, request: Request, token: int) -> tuple[Message, Finish | None]:
-        """What a sampled token means for a request: whether it ends it, and how."""
-        finish = endings.ending(request, token)
-        return ("last_token_committed" if finish else "token_committed"), finish
-
-    def _append(self, request: Request, sampled: Sampled) -> None:
-        """Deliver a token."""
-        if sampled.token is None:
-            raise LifecycleBug(f"{request.rid}: no token to deliver")
-        request.tokens.append(sampled.token)
-        self.stats.generated_tokens += 1
-        if request.first_token_at is None:
-            request.first_token_at = self._clock()
-        self.outbox.token(request, sampled)
-
-    def _commit_failure(self, item: BatchItem, request: Request, error: str) -> None:
-        facts = Facts(item.attempt != request.attempt, request.in_steps > 0)
-        decision = self._decide(request, "step_failed", facts)
-        self._apply(request, "step_failed", decision, endings.failed(error))
-
-    def _prompt_committed(self, request: Request, sampled: Sampled) -> None:
-        """The prompt's KV is committed, with its first token: share it, and store it."""
-        lock = request.leases["prefix_locks"]
-        if isinstance(lock, PrefixLock):
-            self.kv.cache_prompt(request, self._pages(request), lock)
-            pages = self._pages(request)
-            if self.stored is not None and pages.weights == self.weights:
-                self.stored.export(request, lock, pages.table)
-
-    def _now(self) -> float:
-        now = self._clock()
-        self.spans.now = self.sessions.now = now
-        return now

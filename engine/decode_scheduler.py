@@ -17,9 +17,9 @@ from typing import ClassVar, Final
 import msgspec
 
 from engine import endings
+from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.batch import PageExport, PageImport, PagesDone, Sampled
 from engine.config import EngineConfig
-from engine.core import LifecycleBug, ModelFacts, Runner
 from engine.host import HostPages, HostPool
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
@@ -184,7 +184,7 @@ class DecodeScheduler(PairedScheduler):
             request.launched = request.committed = 0
             self._deadlines.set(self._clock() + self.held_timeout_s, "held", request)
         elif edge.event == "restored":
-            self._init_row(request, self._row(request))
+            self.steps.init_row(request, self._row(request))
 
     # --- landing ---
 
@@ -231,7 +231,7 @@ class DecodeScheduler(PairedScheduler):
                     ),
                 )
         if finish is None:
-            self._init_row(request, self._row(request))
+            self.steps.init_row(request, self._row(request))
         else:
             self._deliver(request, "last_token_committed", finish)
 

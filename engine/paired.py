@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, Final
 
 from engine import endings, frames
+from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.config import EngineConfig
-from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore
+from engine.core import SchedulerCore
 from engine.deadlines import Timer
 from engine.doorkeeper import Doorkeeper
 from engine.intake import Refusal

@@ -13,9 +13,9 @@ from typing import ClassVar
 import msgspec
 
 from engine import endings
+from engine.basics import ModelFacts, Runner
 from engine.batch import Sampled, StepResult
 from engine.config import EngineConfig
-from engine.core import ModelFacts, Runner
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
 from engine.policy import Candidate, admit
@@ -114,7 +114,7 @@ class PrefillScheduler(PairedScheduler):
         row = self.rows.reserve(request.life)
         request.launched = request.committed = pages.shared * self.config.page_size
         self._admitted(request, request.committed)
-        self._init_row(request, row)
+        self.steps.init_row(request, row)
         leases: dict[Resource, Lease] = {
             "rows": row,
             "pages": pages,
@@ -150,7 +150,7 @@ class PrefillScheduler(PairedScheduler):
 
     def commit(self, result: StepResult) -> None:
         """Commit the step, then start the writes of what it computed."""
-        requests = self._in_flight[0][1] if self._in_flight else ()
+        requests = self.steps.oldest
         super().commit(result)
         for request in requests:
             self._write(request)

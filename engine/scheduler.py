@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from engine.core import LifecycleBug, ModelFacts, Runner, SchedulerCore, Stats
+from engine.accounts import Stats
+from engine.basics import LifecycleBug, ModelFacts, Runner
+from engine.core import SchedulerCore
 from engine.policy import Candidate, Holder, Need, admit, allot, displace
 from engine.request import Request
 from fsm.chart import Chart, Edge
@@ -106,8 +108,7 @@ class Scheduler(SchedulerCore):
         """Requests on their way out: each gives a row and pages back without being told again."""
         leaving = {
             request.life: request
-            for _, requests in self._in_flight
-            for request in requests
+            for request in self.steps.requests
             if request.state in ("stopping", "retracting")
         }
         return list(leaving.values())
@@ -174,7 +175,7 @@ class Scheduler(SchedulerCore):
         request.launched = request.committed = pages.shared * self.config.page_size
         if request.attempt == 0:
             self._admitted(request, request.committed)
-        self._init_row(request, row)
+        self.steps.init_row(request, row)
         leases: dict[Resource, Lease] = {"rows": row, "pages": pages, "prefix_locks": lock}
         event = "admit" if request.state == "waiting" else "readmit"
         self._fire(request, event, "scheduler", "", leases)

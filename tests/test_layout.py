@@ -188,7 +188,7 @@ def only_the_driver_writes_a_state(source: Source) -> Faults:
                         yield part.lineno, "a state is assigned"
 
 
-FIRING = ("engine/core.py", "engine/*scheduler.py", "fsm/driver.py")
+FIRING = ("engine/lifecycle.py", "engine/*scheduler.py", "fsm/driver.py")
 
 
 def only_the_scheduler_fires(source: Source) -> Faults:

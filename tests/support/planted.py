@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from engine import core, endings, policy
+from engine import endings, policy, steps
 from engine import scheduler as scheduler_module
 from engine.answers import Outbox
 from engine.batch import FEED, Batch, BatchItem, Sampled, StepResult
@@ -187,14 +187,14 @@ def _single(batch: Batch) -> list[tuple[BatchItem, int]]:
 
 @bug("walks", "Broken: rows")
 def a_step_on_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
-    original = core.build_batch
+    original = steps.build_batch
 
     def build(step: int, page_size: int, spans: Sequence[Any], rows: Any) -> Batch:
         if len(spans) > 1:
             spans = [spans[0]._replace(row=spans[1].row), *spans[1:]]
         return original(step, page_size, spans, rows)
 
-    patch.setattr(core, "build_batch", build)
+    patch.setattr(steps, "build_batch", build)
 
 
 # --- prefix cache ---------------------------------------------------------------------------------

@@ -1,0 +1,33 @@
+"""What every part of a scheduler is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from engine.batch import Batch, PageExport, PageImport
+
+
+class LifecycleBug(AssertionError):  # noqa: N818 - it names what it is
+    """An invariant is broken. Never an operating error: the process must not go on."""
+
+
+PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
+
+
+class Runner(Protocol):
+    """Takes work in order and returns at once; results come back through the loop."""
+
+    def launch(self, work: Batch | PageExport | PageImport) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the scheduler knows of the model."""
+
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    weights_digest: str
+    kv_layout: str = ""
+    """How a page is laid out, in words; equal only where pages can be exchanged."""
