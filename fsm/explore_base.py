@@ -18,6 +18,11 @@ UNSURE: Final[Cost] = 5
 but without being sure to come: an operator's command, a refusal, a retraction, a stop string."""
 
 
+MIXED: Final = 2
+"""Weights of KV that was kept when those of its node were changed in place: what is computed from
+then on is of the new ones. Nodes compute under 0, and after a change under 1."""
+
+
 class Budget(NamedTuple):
     """How much may go wrong in one run; each at most 3."""
 

@@ -17,18 +17,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from fsm import protocol
+from fsm import pauses, protocol
 from fsm.chart import Chart
 from fsm.decide import TABLES
 from fsm.decode import DECODE
+from fsm.pauses import PauseMode
 from fsm.prefill import PREFILL
 from fsm.protocol import Address
 from fsm.resources import Resource
 from fsm.rules import Message, Table
 
 Frame: TypeAlias = tuple[str, int]
-"""A kind, and the weights that it speaks of. ``gone`` is no frame: it is the closed socket, behind
-which nothing of the old process can arrive."""
+"""A kind, and what it carries: a *hello* the weights of its node; a *done* those of its node, or
+``MIXED`` where they were changed in place since; an *abort* ``FAILED`` where a step or a write
+failed. ``gone`` is no frame: it is the closed socket, behind which nothing of the old process can
+arrive."""
+
+FAILED: Final = 1
 
 GONE: Final[Frame] = ("gone", 0)
 
@@ -50,8 +55,8 @@ NO_ROOM: Final = (ABSENT, "arrived")
 class World(NamedTuple):
     """What both nodes and all requests share."""
 
-    paused: bool = False
-    """Decode is paused, and drops KV."""
+    prefill_pause: PauseMode | None = None
+    decode_pause: PauseMode | None = None
     prefill_weights: int = 0
     decode_weights: int = 0
     slot_dirty: bool = False
@@ -68,7 +73,9 @@ class Leg(NamedTuple):
     """In no room: what was said to its door. Meeting: the hello that it has had. Done: refused."""
     answers: int = 0
     weights: int = 0
-    """Those that its KV was computed under."""
+    """Those that its KV was computed under; ``MIXED`` where they were changed in place."""
+    failed: bool = False
+    """A step or a write of it failed: what decode is told is an error."""
     to_decode: tuple[Frame, ...] = ()
     to_prefill: tuple[Frame, ...] = ()
 
@@ -94,7 +101,9 @@ class Core(NamedTuple):
     """Its client has had a token."""
     answers: int = 0
     weights: int = 0
-    """Those that its KV was computed under."""
+    """Those that its KV was computed under; ``MIXED`` where they were changed in place."""
+    knocked: bool = False
+    """The process that it had said hello to has died, and it has said hello to the next one."""
 
     @property
     def met(self) -> bool:
@@ -141,12 +150,15 @@ class Design:
     replays_first_token: Callable[[int], bool] = protocol.replays_first_token
     clears_slot: Callable[..., bool] = protocol.clears_slot
     may_flush: Callable[..., bool] = protocol.may_flush
+    may_cache: Callable[[int, int], bool] = lambda kv, node: kv == node
+    """Whether KV computed under weights ``kv`` goes to the prefix cache of a node that computes
+    under ``node`` (:meth:`engine.pages.Kv.give_back`)."""
+    after_pause: Callable[[PauseMode | None, PauseMode], PauseMode] = pauses.after_pause
+    is_frozen: Callable[[str, PauseMode | None], bool] = pauses.is_frozen
+    admits: Callable[[PauseMode | None], bool] = pauses.admits
+    drops_kv: Callable[[PauseMode | None], bool] = pauses.drops_kv
     room_of: Callable[[bool], str] = lambda current: "room" if current else "earlier room"
     """The room of the current leg and of those before: a rebuild opens a fresh one."""
 
 
 PRODUCTION: Final = Design()
-
-
-class Broken(Exception):  # noqa: N818 - the model has found what it looks for
-    """A property does not hold in the step being taken."""

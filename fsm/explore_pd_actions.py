@@ -60,7 +60,12 @@ def to_decode(message: Message, draft: Draft) -> None:
 
 
 def decode_alone(draft: Draft) -> None:
-    """The peer is gone: a life that relies on it has ended after this turn."""
+    """The peer is gone: a life that relies on it has ended after this turn. One that had met
+    nobody yet knocks once more, because there may be a successor."""
+    if draft.place == "meeting" and not draft.knocked:
+        draft.knocked = True
+        draft.tell_prefill(draft.design.standing("decode", draft.place, False, False))
+        return
     relied = draft.design.relies_on_peer("decode", draft.place, draft.place != "meeting")
     draft.decode("peer_gone")
     if relied:
@@ -79,6 +84,18 @@ def decode_receives(draft: Draft) -> None:
         draft.at_decode(cast("FrameKind", kind), weights)
     elif draft.current:
         decode_alone(draft)
+
+
+def decode_lands_its_last(draft: Draft) -> None:
+    """The token that comes with the KV ends the request: no step is needed."""
+    decode_receives(draft)
+    if draft.place == "decoding":
+        draft.decode("last_token_committed")
+
+
+def decode_cannot_back_up(draft: Draft) -> None:
+    """Host memory is full: the victim ends with an error."""
+    draft.move_decode("fail")
 
 
 def decode_hears(kind: FrameKind, draft: Draft) -> None:

@@ -1,17 +1,19 @@
 """What must hold after every step of a decode life and one of its legs."""
 
 from fsm.chart import Chart
-from fsm.explore_pd import ABSENT, BUSY, DEAD, LAST, Core, Design, Leg
+from fsm.explore_pd import ABSENT, BUSY, DEAD, LAST, Core, Design, Leg, World
 
 
-def broken(design: Design, core: Core, leg: Leg, current: bool) -> str:
+def broken(design: Design, world: World, core: Core, leg: Leg, current: bool) -> str:
     """The first property that does not hold; empty if all do."""
-    return _leg(design, core, leg, current) or _core(design, core)
+    return _leg(design, core, leg, current) or _core(design, world, core)
 
 
-def _core(design: Design, core: Core) -> str:
+def _core(design: Design, world: World, core: Core) -> str:
     if core.state in (ABSENT, DEAD):
         return ""
+    if world.decode_pause in ("abort", "retract") and core.state in ("decoding", "retracted"):
+        return f"KV is kept in {core.state} by a pause of decode that drops it"
     holds = design.decode.holds[core.state]
     if core.launched and not {"pages", "rows"} <= holds:
         return f"a launched step touches pages that decode released in {core.state}"

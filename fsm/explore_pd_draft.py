@@ -5,12 +5,13 @@ from typing import Final
 
 from fsm import protocol
 from fsm.chart import Chart
-from fsm.explore_base import Moved
+from fsm.explore_base import MIXED, Moved
 from fsm.explore_pd import (
     ABSENT,
     BUSY,
     DEAD,
     DECODE_POOLS,
+    FAILED,
     HANDED_OVER,
     IDLE,
     LAST,
@@ -40,11 +41,13 @@ class Draft:
         self, design: Design, world: World, core: Core, leg: Leg, current: bool = True
     ) -> None:
         self.design: Final = design
-        self.paused, self.prefill_weights, self.decode_weights, self.dirty = world
+        self.prefill_pause, self.decode_pause = world.prefill_pause, world.decode_pause
+        self.prefill_weights, self.decode_weights = world.prefill_weights, world.decode_weights
+        self.dirty = world.slot_dirty
         self.place = core.state
         """Where the decode life is: a state of its chart, or absent, or gone."""
         self.launched, self.copying, self.emitted = core.launched, core.copying, core.emitted
-        self.answers, self.weights = core.answers, core.weights
+        self.answers, self.weights, self.knocked = core.answers, core.weights, core.knocked
         self.leg = leg
         self.current = current
         self.opened = False
@@ -69,14 +72,20 @@ class Draft:
         if self.place == DEAD:
             return
         for kind in kinds:
-            weights = 0
+            carries = 0
             if kind == "hello":
-                weights = self.prefill_weights
+                carries = self.prefill_weights
             elif kind == "done":
-                weights = self.leg.weights
-            self.leg = self.leg._replace(to_decode=(*self.leg.to_decode, (kind, weights)))
+                carries = MIXED if self.leg.weights == MIXED else self.prefill_weights
+            elif kind == "abort" and self.leg.failed:
+                carries = FAILED
+            self.leg = self.leg._replace(to_decode=(*self.leg.to_decode, (kind, carries)))
 
     # --- decode ---
+
+    @property
+    def decode_drops(self) -> bool:
+        return self.design.drops_kv(self.decode_pause)
 
     def decode(self, message: Message, weights: int = 0) -> Decision:
         """A message for the decode life, from its own node or on the leg at hand."""
@@ -85,7 +94,7 @@ class Draft:
             facts = Facts(
                 launched=self.launched > 0 or self.copying,
                 outdated=message == "peer_done"
-                and design.is_outdated(weights, self.decode_weights, self.paused),
+                and design.is_outdated(min(weights, 1), self.decode_weights, self.decode_drops),
             )
             decision = design.decode_table[self.place, message, facts]
             if decision.effect != "fire":
@@ -116,7 +125,9 @@ class Draft:
         self.moves.append(Moved("decode", True, event, by or edge.by[0], cause or "policy"))
         self.place = edge.target
         if event == "rebuild":
-            self.current, self.opened = False, True
+            if self.decode_pause is not None:
+                raise Broken("a held life is rebuilt before generation goes on")
+            self.current, self.opened, self.knocked = False, True, False
         met = edge.source in ("waiting", "receiving")
         self.tell_prefill(self.design.on_moved("decode", edge, cause, met))
 
@@ -130,14 +141,16 @@ class Draft:
 
     def computes(self) -> None:
         """A step of decode reads its KV."""
-        if self.weights != self.decode_weights:
+        if self.decode_pause is not None:
+            raise Broken("a step of decode is launched while it is paused")
+        if self.weights not in (MIXED, self.decode_weights):
             raise Broken("KV is used that was computed under other weights")
 
     def dies(self) -> None:
         """Decode's process, and all that it held, is gone."""
         if self.place != ABSENT:
             self.place, self.launched, self.copying = DEAD, 0, False
-            self.emitted, self.weights = False, 0
+            self.emitted, self.weights, self.knocked = False, 0, False
 
     def slot_written(self) -> None:
         """The metadata slot of decode names a room now."""
@@ -171,7 +184,8 @@ class Draft:
     def move_prefill(self, event: str, cause: Message | None = None, by: str = "") -> None:
         chart, leg = self.design.prefill, self.leg
         edge = chart.table[leg.state, event]
-        if edge.pages == "cache" and leg.weights != self.prefill_weights:
+        kept = edge.pages == "cache" and self.design.may_cache(leg.weights, self.prefill_weights)
+        if kept and leg.weights != self.prefill_weights:
             raise Broken("pages go to the prefix cache that were computed under other weights")
         before, after = chart.holds[edge.source], chart.holds[edge.target]
         _no_memory_for_a_message(cause, after - before, PREFILL_POOLS)
@@ -179,14 +193,17 @@ class Draft:
             Moved("prefill", self.current, event, by or edge.by[0], cause or "policy")
         )
         answers = "frontend_records" in before - after
-        self.leg = leg._replace(state=edge.target, answers=leg.answers + answers)
+        failed = leg.failed or cause in ("step_failed", "wire_failed")
+        self.leg = leg._replace(state=edge.target, answers=leg.answers + answers, failed=failed)
         if edge.target == "done":
             self.leg = self.leg._replace(note=REFUSED if event == "reject" else None)
         self.tell_decode(self.design.on_moved("prefill", edge, cause, leg.met))
 
     def prefills(self) -> None:
         """A step of prefill reads and writes KV."""
-        if self.leg.weights != self.prefill_weights:
+        if self.prefill_pause == "in_place":
+            raise Broken("a step of prefill is launched while it is paused in place")
+        if self.leg.weights not in (MIXED, self.prefill_weights):
             raise Broken("a prompt is computed under two weights")
 
     # --- arrival of frames ---
@@ -209,10 +226,10 @@ class Draft:
         self.prefill(protocol.READS["prefill"][kind])
 
     def at_decode(self, kind: FrameKind, weights: int) -> None:
-        """A frame reaches the decode node."""
+        """A frame reaches the decode node. A life that has left its room is found by nobody."""
         if self.place in (ABSENT, DEAD):
             return
-        if not self.accepted():
+        if "rooms" not in self.design.decode.holds[self.place] or not self.accepted():
             reply = self.design.knock(kind, "decode", None, "decode").reply
             frames = tuple((said, 0) for said in reply)
             self.leg = self.leg._replace(to_prefill=self.leg.to_prefill + frames)
@@ -220,6 +237,8 @@ class Draft:
         if not self.current:
             raise Broken("decode takes the word of a prefill life that it is not paired with")
         message = protocol.READS["decode"][kind]
+        if kind == "abort" and weights == FAILED:
+            message = "wire_failed"  # not given up: its step or its transfer failed
         compares = message == "peer_hello" and protocol.compares_terms(self.place)
         if compares and weights != self.decode_weights:
             self.tell_prefill(("reject",))
@@ -254,7 +273,8 @@ class Draft:
                 "decode",
                 self.place,
                 launched=self.launched > 0 or self.copying,
-                paused=self.paused,
+                paused=self.decode_drops,
+                stopped=self.decode_pause is not None,
             )
             if message is None or self.decode(message).effect != "fire":
                 break
@@ -268,12 +288,18 @@ class Draft:
     # --- canonical form ---
 
     def frozen(self) -> tuple[World, Core, Leg]:
-        world = World(self.paused, self.prefill_weights, self.decode_weights, self.dirty)
+        world = World(
+            self.prefill_pause,
+            self.decode_pause,
+            self.prefill_weights,
+            self.decode_weights,
+            self.dirty,
+        )
         leg = self.leg
         if leg.state in OVER:
             refused = leg.note if leg.note == REFUSED else None
             wire = IDLE if leg.wire == WRITTEN else leg.wire
-            leg = leg._replace(wire=wire, weights=0, note=refused)
+            leg = leg._replace(wire=wire, weights=0, failed=False, note=refused)
             if self.place in OVER:
                 leg = leg._replace(to_decode=(), to_prefill=())  # whoever hears it is over
             elif not self.current:
@@ -291,6 +317,7 @@ class Draft:
             self.emitted and self.place not in ANSWERED,
             self.answers,
             self.weights if self.place in HANDED_OVER and self.place != "held" else 0,
+            self.knocked and self.place == "meeting",
         )
         return world, core, leg
 

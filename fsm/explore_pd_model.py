@@ -4,13 +4,10 @@ of a node, claims and rest. What a step is made of is in :mod:`fsm.explore_pd_st
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from fsm.explore_base import FAULT, FREE, REBUILD, UNSURE, Cost, Hit, Moved, Step
+from fsm.explore_base import FREE, UNSURE, Cost, Hit, Moved, Step
 from fsm.explore_pd import (
-    ABSENT,
     DEAD,
     DECODE_POOLS,
-    GONE,
-    NO_ROOM,
     OVER,
     PREFILL_POOLS,
     PRODUCTION,
@@ -23,13 +20,11 @@ from fsm.explore_pd import (
 )
 from fsm.explore_pd_checks import broken
 from fsm.explore_pd_draft import Broken, Draft
+from fsm.explore_pd_nodes import DROPPING, EVERY_LEG, HITS, ROLES, Pauses, events
 from fsm.explore_pd_steps import Action, Setting, options
 from fsm.explore_pd_text import describe
 from fsm.protocol import Role
 from fsm.resources import Resource
-
-ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
-
 
 Key: TypeAlias = tuple[int, int, tuple[int, ...]]
 """A :class:`Life` by numbers: decode life, current leg, earlier legs in order."""
@@ -63,11 +58,14 @@ class PairModel:
         depth: int = 1,
         intake_steps: bool = False,
         contended: bool = True,
+        pauses: Pauses = DROPPING,
     ) -> None:
         """``depth``: steps launched at a time, 1 or 2. ``intake_steps``: other things may happen
         between arrival and intake (in production they cannot). ``contended``: there is one unit of
-        memory for all requests, otherwise there is enough, and only one metadata slot."""
+        memory for all requests, otherwise there is enough, and only one metadata slot. ``pauses``:
+        those that may hit each node."""
         self.design: Final = design
+        self._pauses: Final = pauses
         bits = [("prefill", r) for r in PREFILL_POOLS] + [("decode", r) for r in DECODE_POOLS]
         self._bit: Mapping[tuple[str, Resource], int] = {
             pool: 1 << n if contended or pool[1] == "metadata_slots" else 0
@@ -80,7 +78,7 @@ class PairModel:
         self._setting: Final = Setting(design, depth, intake_steps, self.needs)
         self._parts: dict[tuple[World, int, int, bool], list[Part]] = {}
         self._flushes: dict[tuple[World, Role, frozenset[str]], tuple[bool, str]] = {}
-        self._part_hits: dict[tuple[str, World, int, int], Part] = {}
+        self._part_hits: dict[tuple[str, World, int, int, bool], Part] = {}
         # Cores and legs by number, and back.
         self._core_ids: dict[Core, int] = {}
         self._leg_ids: dict[Leg, int] = {}
@@ -192,7 +190,7 @@ class PairModel:
         except Broken as error:
             violation = str(error)
         world, core, leg = draft.frozen()
-        violation = violation or broken(self.design, core, leg, draft.current)
+        violation = violation or broken(self.design, world, core, leg, draft.current)
         return Part(
             label,
             cost,
@@ -229,32 +227,22 @@ class PairModel:
     # --- what hits a whole node ---
 
     def events(self, environment: World) -> list[tuple[str, Cost, World]]:
-        world = environment
-        events = [
-            ("prefill's process dies", FAULT, world),
-            ("decode's process dies", FAULT, world._replace(paused=False, slot_dirty=False)),
-        ]
-        if not world.paused:
-            return [*events, ("decode pauses", REBUILD, world._replace(paused=True))]
-        events.append(("decode continues", FREE, world._replace(paused=False)))
-        if not world.decode_weights:
-            events.append(("decode changes weights", UNSURE, world._replace(decode_weights=1)))
-        if not world.prefill_weights:
-            events.append(("prefill changes weights", UNSURE, world._replace(prefill_weights=1)))
-        return events
+        return events(self.design, self._pauses, environment)
 
     def hit(self, label: str, environment: World, request: Key) -> Hit | None:
         core, leg, earlier = request
         violation = ""
-        if label == "decode pauses" and self.at_rest(environment, request):
+        if "pauses" in label and self.at_rest(
+            environment._replace(prefill_pause=None, decode_pause=None), request
+        ):
             return None  # whatever follows is a run of the other request alone
+        role: Role = "prefill" if label.startswith("prefill") else "decode"
         if label == "prefill's process dies":
             earlier = ()
-        elif label == "decode's process dies":
-            dead = (self._part_hit(label, environment, core, old).leg for old in earlier)
-            earlier = tuple(sorted(n for n in dead if not self._legs[n].is_over))
-        elif label.endswith("weights"):
-            role: Role = "prefill" if label.startswith("prefill") else "decode"
+        elif label in EVERY_LEG:
+            struck = (self._part_hit(label, environment, core, old, False).leg for old in earlier)
+            earlier = tuple(sorted(n for n in struck if not self._legs[n].is_over))
+        elif label.endswith("changes weights"):
             allowed, violation = self._flush(environment, request, role)
             if not allowed:
                 return None
@@ -262,12 +250,14 @@ class PairModel:
         key = self._with_current(part, earlier)
         return Hit(key, violation or part.violation, part.moves)
 
-    def _part_hit(self, label: str, world: World, core: int, leg: int) -> Part:
+    def _part_hit(
+        self, label: str, world: World, core: int, leg: int, current: bool = True
+    ) -> Part:
         """What an event of a node does to a decode life and one leg."""
-        key = (label, world, core, leg)
+        key = (label, world, core, leg, current)
         part = self._part_hits.get(key)
         if part is None:
-            draft = Draft(self.design, world, self._cores[core], self._legs[leg])
+            draft = Draft(self.design, world, self._cores[core], self._legs[leg], current)
             part = self._part_hits[key] = self._taken(draft, label, action=HITS[label])
         return part
 
@@ -286,7 +276,7 @@ class PairModel:
 
     def _judge_flush(self, world: World, role: Role, states: frozenset[str]) -> tuple[bool, str]:
         chart = self.design.prefill if role == "prefill" else self.design.decode
-        paused = world.paused and role == "decode"
+        paused = role == "decode" and self.design.drops_kv(world.decode_pause)
         known = sorted(state for state in states if state in chart.holds)
         fault = ""
         for state in known:
@@ -303,7 +293,8 @@ class PairModel:
             and self._cores[core].state in OVER
             and self._legs[leg].is_over
             and not environment.slot_dirty
-            and not environment.paused
+            and environment.prefill_pause is None
+            and environment.decode_pause is None
         )
 
     def describe(self, environment: World, requests: Sequence[Key]) -> str:
@@ -312,47 +303,3 @@ class PairModel:
 
 def _with(legs: tuple[int, ...], leg: int) -> tuple[int, ...]:
     return tuple(sorted((*legs, leg)))
-
-
-def _prefill_dies(draft: Draft) -> None:
-    """Its lives are gone, and so are frames; decode sees a closed socket."""
-    knows = draft.place not in (ABSENT, *OVER)
-    state = ABSENT if draft.leg.state == ABSENT else DEAD
-    draft.leg = Leg(state, answers=draft.leg.answers, to_decode=(GONE,) if knows else ())
-
-
-def _decode_dies(draft: Draft) -> None:
-    """A prefill life that has met its peer sees it; one that has not never will, and what was said
-    to its door is forgotten."""
-    leg = draft.leg
-    told = (GONE,) if leg.met and leg.state not in OVER else ()
-    note = None if leg.state in NO_ROOM else leg.note
-    draft.leg = leg._replace(to_decode=(), to_prefill=told, note=note)
-    draft.dies()
-
-
-def _pauses(draft: Draft) -> None:
-    draft.paused = True
-
-
-def _continues(draft: Draft) -> None:
-    draft.paused = False
-
-
-def _decode_changes(draft: Draft) -> None:
-    draft.decode_weights = 1
-    draft.tell_prefill(draft.design.on_new_weights("decode", draft.place))
-
-
-def _prefill_changes(draft: Draft) -> None:
-    draft.prefill_weights = 1
-
-
-HITS: Final[Mapping[str, Action]] = {
-    "prefill's process dies": _prefill_dies,
-    "decode's process dies": _decode_dies,
-    "decode pauses": _pauses,
-    "decode continues": _continues,
-    "decode changes weights": _decode_changes,
-    "prefill changes weights": _prefill_changes,
-}

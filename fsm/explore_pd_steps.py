@@ -29,12 +29,14 @@ from fsm.explore_pd_actions import (
     channel,
     decode_alone,
     decode_arrives,
+    decode_cannot_back_up,
     decode_client,
     decode_commits,
     decode_copied,
     decode_copies,
     decode_hears,
     decode_intake,
+    decode_lands_its_last,
     decode_launches,
     decode_receives,
     move_decode,
@@ -79,12 +81,15 @@ def options(
     if current:
         yield from _decode_options(setting, world, core)
         yield from _decode_repairs(setting, core, leg)
-    yield from _prefill_options(setting, leg)
+    yield from _prefill_options(setting, world, leg)
     yield from _prefill_repairs(setting, core, leg, current)
     if leg.to_prefill:
         yield f"prefill: receives {leg.to_prefill[0][0]}", FREE, 0, False, prefill_receives
     if leg.to_decode:
         yield f"decode: receives {leg.to_decode[0][0]}", FREE, 0, False, decode_receives
+        if leg.to_decode[0][0] == "done" and core.state == "receiving" and not core.emitted:
+            label = "decode: receives done, with its last token"
+            yield label, UNSURE, 0, False, decode_lands_its_last
     yield from _fault_options(setting, core, leg, current)
 
 
@@ -110,17 +115,20 @@ def _decode_options(setting: Setting, world: World, core: Core) -> Iterator[Opti
         yield "decode: the copy fails", FAULT, 0, False, partial(decode_copied, True)
     if state in OVER:
         return
+    admits = design.admits(world.decode_pause)
     for event in ("enqueue", "reject", "grant"):
-        if (state, event) in chart.table:
+        if (state, event) in chart.table and (admits or event != "grant"):
             needs = setting.needs("decode", state, event)
             cost = UNSURE if event == "reject" else FREE
             yield f"decode: {event}", cost, needs, False, partial(move_decode, event)
     if state == "decoding":
-        if not world.paused and core.launched < setting.depth:
+        frozen = design.is_frozen("decode", world.decode_pause)
+        if not frozen and core.launched < setting.depth:
             yield "decode: a step is launched", FREE, 0, False, decode_launches
         needs = setting.needs("decode", state, "retract")
         yield "decode: retract", UNSURE, needs, False, partial(decode_copies, "retract")
-    if state == "retracted" and not world.paused:
+        yield "decode: retract, without host memory", UNSURE, 0, False, decode_cannot_back_up
+    if state == "retracted" and admits:
         needs = setting.needs("decode", state, "readmit")
         yield "decode: readmit", FREE, needs, False, partial(decode_copies, "readmit")
     if state in HANDED_OVER or (core.emitted and chart.is_live(state)):
@@ -149,7 +157,7 @@ def _decode_repairs(setting: Setting, core: Core, leg: Leg) -> Iterator[Option]:
             yield label, FREE, 0, True, partial(prefill_hears, kind)
 
 
-def _prefill_options(setting: Setting, leg: Leg) -> Iterator[Option]:
+def _prefill_options(setting: Setting, world: World, leg: Leg) -> Iterator[Option]:
     """Prefill's node: arrival, admission, steps, the wire, its client and its clock."""
     design, state = setting.design, leg.state
     chart = design.prefill
@@ -184,10 +192,11 @@ def _prefill_options(setting: Setting, leg: Leg) -> Iterator[Option]:
         needs = setting.needs("prefill", state, "enqueue")
         yield "prefill: enqueue", FREE, needs, False, partial(prefill_enters, "enqueue")
         yield "prefill: reject", UNSURE, 0, False, partial(prefill_enters, "reject")
-    if (state, "admit") in chart.table:
+    if (state, "admit") in chart.table and design.admits(world.prefill_pause):
         needs = setting.needs("prefill", state, "admit")
         yield "prefill: admit", FREE, needs, False, prefill_admits
-    if state == "prefilling" and leg.launched < setting.depth:
+    frozen = design.is_frozen("prefill", world.prefill_pause)
+    if state == "prefilling" and not frozen and leg.launched < setting.depth:
         yield "prefill: a chunk is launched", FREE, 0, False, prefill_launches
     if leg.wire == IDLE and design.may_write(state):
         yield "prefill: a write starts", FREE, 0, False, wire_starts

@@ -10,8 +10,10 @@ _WIRE = ("", "wire busy", "wire writes the slot", "all written")
 def describe(world: World, requests: Sequence[Life]) -> str:
     parts = [_request(request) for request in requests]
     shared = []
-    if world.paused:
-        shared.append("decode paused")
+    if world.prefill_pause is not None:
+        shared.append(f"prefill paused ({world.prefill_pause})")
+    if world.decode_pause is not None:
+        shared.append(f"decode paused ({world.decode_pause})")
     if world.prefill_weights or world.decode_weights:
         shared.append(f"weights W{world.prefill_weights} W{world.decode_weights}")
     if world.slot_dirty:

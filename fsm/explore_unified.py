@@ -2,96 +2,54 @@
 
 One request is a life, its launched steps, its operation at the store, and how often it has
 answered. Who is admitted, retracted or readmitted is free choice; there is one row and one unit of
-pages, so that two requests contend. A pause that drops KV, and a change of weights while paused,
-hit the whole node."""
+pages, so that two requests contend. Pauses in every mode, and changes of weights (in place, too),
+hit the whole node. What two requests share is in :mod:`fsm.explore_shared`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-from fsm import protocol
-from fsm.chart import Chart
-from fsm.decide import TABLES
-from fsm.explore_base import ABORT, DEADLINE, FAULT, FREE, REBUILD, UNSURE, Cost, Hit, Step
-from fsm.rules import Facts, Message, Table
-from fsm.unified import UNIFIED
-
-ABSENT: Final = "absent"
-POOLS: Final = ("rows", "pages")
-
-
-class Life(NamedTuple):
-    state: str = ABSENT
-    launched: int = 0
-    loading: bool = False
-    """An operation at the store has not come back."""
-    answers: int = 0
-    weights: int = 0
-    """Those that its KV was computed under."""
-
-
-class World(NamedTuple):
-    """What the whole node is in."""
-
-    paused: bool = False
-    """Generation is paused, and KV is dropped."""
-    weights: int = 0
-
-
-class Broken(Exception):  # noqa: N818 - the model has found what it looks for
-    """A property does not hold in the step being taken."""
-
-
-class Draft:
-    """A request in the middle of a step."""
-
-    def __init__(self, chart: Chart, table: Table, world: World, life: Life) -> None:
-        self.chart, self.table, self.world = chart, table, world
-        self.place, self.launched, self.loading, self.answers, self.weights = life
-
-    def move(self, event: str, cause: Message | None = None) -> None:
-        edge = self.chart.table[self.place, event]
-        before, after = self.chart.holds[edge.source], self.chart.holds[edge.target]
-        if cause is not None and (after - before) & set(POOLS):
-            raise Broken(f"{cause} takes memory, which may not be there")
-        if edge.pages == "cache" and self.weights != self.world.weights:
-            raise Broken("pages go to the prefix cache that were computed under other weights")
-        if "pages" in after - before:
-            self.weights = self.world.weights
-        self.answers += "frontend_records" in before - after
-        self.place = edge.target
-
-    def tell(self, message: Message) -> None:
-        decision = self.table[self.place, message, Facts(launched=self.launched > 0)]
-        if decision.effect == "refuse":
-            raise Broken(f"{message} makes no sense in {self.place}")
-        if decision.event is not None:
-            self.move(decision.event, message)
-
-    def settle(self) -> None:
-        """Deliver what is due at the end of a turn, until nothing is."""
-        while self.place in self.chart.holds:
-            message = self._due()
-            if message is None or self.table[self.place, message, Facts()].effect != "fire":
-                return
-            self.tell(message)
-
-    def _due(self) -> Message | None:
-        if not self.launched and self.chart.table.get((self.place, "quiesce")):
-            return "quiet"
-        if self.world.paused and (self.place, "hold") in self.chart.table:
-            return "paused"
-        if not self.world.paused and (self.place, "resume") in self.chart.table:
-            return "continued"
-        return None
-
-    def frozen(self) -> Life:
-        weights = self.weights if "pages" in self.chart.holds.get(self.place, ()) else 0
-        return Life(self.place, self.launched, self.loading, self.answers, weights)
-
+from fsm.explore_base import (
+    ABORT,
+    DEADLINE,
+    FAULT,
+    FREE,
+    REBUILD,
+    UNSURE,
+    Cost,
+    Hit,
+    Step,
+)
+from fsm.explore_unified_draft import (
+    ABSENT,
+    MEMORY,
+    Broken,
+    Draft,
+    Life,
+    UnifiedDesign,
+    World,
+    aborted,
+    arrives,
+    commits,
+    launches,
+    loaded,
+    nothing,
+    paused,
+    policy,
+    told,
+    weights_changed,
+)
+from fsm.pauses import MODES, PauseMode
+from fsm.rules import Facts, Message
 
 Action: TypeAlias = Callable[[Draft], None]
 Option: TypeAlias = tuple[str, Cost, int, Action]
+"""(label, cost, needs, action)"""
+
+PAUSES: Final = {f"pauses ({mode})": mode for mode in MODES}
+CONTINUES: Final = "continues"
+CHANGES: Final = "changes weights"
+IN_PLACE: Final = "changes weights in place"
 
 
 class UnifiedModel:
@@ -99,17 +57,9 @@ class UnifiedModel:
 
     name = "unified"
 
-    def __init__(
-        self,
-        chart: Chart = UNIFIED,
-        table: Table | None = None,
-        depth: int = 2,
-        may_flush: Callable[..., bool] = protocol.may_flush,
-    ) -> None:
+    def __init__(self, design: UnifiedDesign | None = None, depth: int = 2) -> None:
         """``depth``: steps launched at a time, 1 or 2."""
-        self.may_flush: Final = may_flush
-        self.chart: Final = chart
-        self.table: Final = TABLES["unified"] if table is None else table
+        self.design: Final = design or UnifiedDesign()
         self.depth: Final = depth
 
     def begin(self) -> tuple[World, Life]:
@@ -118,106 +68,134 @@ class UnifiedModel:
     def steps(self, environment: World, request: Life) -> list[Step]:
         steps = []
         for label, cost, needs, action in self._options(environment, request):
-            life, violation = self._taken(environment, request, action)
-            steps.append(Step(label, cost, needs, environment, life, violation=violation))
+            hit = self._taken(environment, request, action)
+            steps.append(
+                Step(label, cost, needs, environment, hit.request, False, hit.violation, hit.moves)
+            )
         return steps
 
-    def _taken(self, world: World, life: Life, action: "Action | None") -> tuple[Life, str]:
-        draft, violation = Draft(self.chart, self.table, world, life), ""
+    def _taken(self, world: World, life: Life, action: Action) -> Hit:
+        draft, violation = Draft(self.design, world, life), ""
         try:
-            if action is not None:
-                action(draft)
+            action(draft)
             draft.settle()
         except Broken as error:
             violation = str(error)
         after = draft.frozen()
-        return after, violation or self._broken(after)
+        return Hit(after, violation or self._broken(world, after), tuple(draft.moves))
 
     def _options(self, world: World, life: Life) -> Iterator[Option]:
-        state, chart = life.state, self.chart
+        state, chart, design = life.state, self.design.chart, self.design
         if state == ABSENT:
-            yield "arrives", FREE, 0, _arrive
+            yield "arrives", FREE, 0, arrives
             return
         if life.loading:
-            yield "prefetch_loaded", FREE, 0, partial(_loaded, "prefetch_loaded")
-            yield "prefetch_failed", FAULT, 0, partial(_loaded, "prefetch_failed")
+            yield "prefetch_loaded", FREE, 0, partial(loaded, "prefetch_loaded")
+            yield "prefetch_failed", FAULT, 0, partial(loaded, "prefetch_failed")
+            yield "prefetch deadline", DEADLINE, 0, partial(told, "prefetch_failed")
         if life.launched:
             results: list[Message] = ["token_committed", "last_token_committed", "step_failed"]
             if state != "decoding":
                 results.append("chunk_committed")
             for result in results:
                 cost = FAULT if result == "step_failed" else FREE
-                yield result, cost, 0, partial(_commit, result)
+                yield result, cost, 0, partial(commits, result)
         for event in ("enqueue", "prefetch", "reject", "admit", "readmit", "retract"):
             edge = chart.table.get((state, event))
-            if edge is not None and not (world.paused and event in ("admit", "readmit")):
+            admits = design.admits(world.pause) or event not in ("admit", "readmit")
+            if edge is not None and admits:
                 takes = chart.holds[edge.target] - chart.holds[edge.source]
                 cost = UNSURE if event in ("reject", "retract") else FREE
-                yield event, cost, _bits(takes), partial(_policy, event)
-        computes = state in ("prefilling", "decoding") and not world.paused
-        if computes and life.launched < self.depth:
-            yield "a step is launched", FREE, 0, _launch
+                yield event, cost, _bits(takes), partial(policy, event)
+        computes = state in ("prefilling", "decoding")
+        if computes and life.launched < self.depth and not design.is_frozen("unified", world.pause):
+            yield "a step is launched", FREE, 0, launches
         if state in ("retracted", "prefilling", "decoding", "retracting", "holding", "held"):
-            yield "stop_matched", UNSURE, 0, partial(_message, "stop_matched")
+            yield "stop_matched", UNSURE, 0, partial(told, "stop_matched")
         if chart.is_live(state):
-            yield "client aborts", ABORT, 0, _abort
-            if self.table[state, "expired", Facts(launched=life.launched > 0)].effect == "fire":
-                yield "deadline", DEADLINE, 0, partial(_message, "expired")
+            yield "client aborts", ABORT, 0, aborted
+            if design.table[state, "expired", Facts(launched=life.launched > 0)].effect == "fire":
+                yield "deadline", DEADLINE, 0, partial(told, "expired")
 
-    def _broken(self, life: Life) -> str:
-        holds = self.chart.holds.get(life.state)
-        if holds is None:
-            return ""
-        if life.launched and not {"pages", "rows"} <= holds:
-            return f"a launched step touches pages that were released in {life.state}"
-        if life.answers > 1:
-            return "the client is answered twice"
-        owes = "frontend_records" in holds
-        if owes == bool(life.answers):
-            return f"in {life.state} the client {'has' if owes else 'has not'} been answered"
-        return ""
+    def _broken(self, world: World, life: Life) -> str:
+        return broken(self.design, world.pause, life.state, life.launched, life.answers)
 
     def claims(self, request: Life) -> int:
-        return _bits(self.chart.holds.get(request.state, frozenset()))
+        return _bits(self.design.chart.holds.get(request.state, frozenset()))
+
+    # --- what hits the whole node ---
 
     def events(self, environment: World) -> list[tuple[str, Cost, World]]:
-        world = environment
-        if "held" not in self.chart.by_name:
-            return []
-        if not world.paused:
-            return [("pauses", REBUILD, world._replace(paused=True))]
-        events = [("continues", FREE, world._replace(paused=False))]
-        if not world.weights:
-            events.append(("changes weights", UNSURE, world._replace(weights=1)))
-        return events
+        return events(self.design, environment)
 
     def hit(self, label: str, environment: World, request: Life) -> Hit | None:
-        world = environment
-        if label == "pauses":
-            if self.at_rest(environment, request):
+        world, action = environment, nothing
+        if label in PAUSES:
+            if self.at_rest(environment._replace(pause=None), request):
                 return None  # whatever follows is a run of the other request alone
-            world = world._replace(paused=True)
-        elif label == "continues":
-            world = world._replace(paused=False)
-        else:
-            states = [request.state] if request.state in self.chart.holds else []
-            if not self.may_flush(self.chart, states, world.paused):
-                return None
-            world = world._replace(weights=1)
-        return Hit(*self._taken(world, request, None))
+            mode = PAUSES[label]
+            world = world._replace(pause=self.design.after_pause(world.pause, mode))
+            return self._taken(world, request, partial(paused, mode))
+        if label == CONTINUES:
+            return self._taken(world._replace(pause=None), request, action)
+        in_place = label == IN_PLACE
+        if not in_place and not self._may_flush(world, request):
+            return None
+        return self._taken(world._replace(weights=1), request, partial(weights_changed, in_place))
+
+    def _may_flush(self, world: World, request: Life) -> bool:
+        chart = self.design.chart
+        states = [request.state] if request.state in chart.holds else []
+        return self.design.may_flush(chart, states, self.design.drops_kv(world.pause))
 
     def at_rest(self, environment: World, request: Life) -> bool:
-        return request.state == "done" and not request.loading and not environment.paused
+        return request.state == "done" and not request.loading and environment.pause is None
 
     def describe(self, environment: World, requests: Sequence[Life]) -> str:
-        text = " ‖ ".join(_describe(life) for life in requests)
-        notes = ["paused"] if environment.paused else []
-        notes += [f"weights W{environment.weights}"] if environment.weights else []
-        return text + (f"   [{', '.join(notes)}]" if notes else "")
+        return " ‖ ".join(_describe(life) for life in requests) + describe_world(environment)
+
+
+def events(design: UnifiedDesign, world: World) -> list[tuple[str, Cost, World]]:
+    """What an operator may do to a node: pause it, once more and further, let it continue, and
+    change its weights, once. Outside a pause a change of weights costs as much as a pause."""
+    if "held" not in design.chart.by_name:
+        return []
+    found: list[tuple[str, Cost, World]] = []
+    for label, mode in PAUSES.items():
+        if mode != world.pause:
+            pause: PauseMode = design.after_pause(world.pause, mode)
+            found.append((label, REBUILD, world._replace(pause=pause)))
+    if world.pause is not None:
+        found.append((CONTINUES, FREE, world._replace(pause=None)))
+    if not world.weights:
+        cost = REBUILD if world.pause is None else UNSURE
+        changed = world._replace(weights=1)
+        found += [(CHANGES, cost, changed), (IN_PLACE, cost, changed)]
+    return found
+
+
+def broken(
+    design: UnifiedDesign, pause: PauseMode | None, state: str, launched: int, answers: int
+) -> str:
+    """The first property of a life that does not hold; empty if all do."""
+    chart = design.chart
+    holds = chart.holds.get(state)
+    if holds is None:
+        return ""
+    if launched and not set(MEMORY) <= holds:
+        return f"a launched step touches pages that were released in {state}"
+    if pause in ("abort", "retract") and "pages" in holds and (state, "quiesce") not in chart.table:
+        return f"KV is kept in {state} by a pause that drops it"
+    if answers > 1:
+        return "the client is answered twice"
+    owes = "frontend_records" in holds
+    if owes == bool(answers):
+        return f"in {state} the client {'has' if owes else 'has not'} been answered"
+    return ""
 
 
 def _bits(resources: frozenset[str] | frozenset[object]) -> int:
-    return sum(1 << n for n, pool in enumerate(POOLS) if pool in resources)
+    return sum(1 << n for n, pool in enumerate(MEMORY) if pool in resources)
 
 
 def _describe(life: Life) -> str:
@@ -226,36 +204,7 @@ def _describe(life: Life) -> str:
     return life.state + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _arrive(draft: Draft) -> None:
-    draft.place = draft.chart.initial
-
-
-def _policy(event: str, draft: Draft) -> None:
-    draft.move(event)
-    draft.loading = draft.loading or event == "prefetch"
-
-
-def _loaded(message: Message, draft: Draft) -> None:
-    draft.loading = False
-    draft.tell(message)
-
-
-def _launch(draft: Draft) -> None:
-    draft.launched += 1
-    if draft.weights != draft.world.weights:
-        raise Broken("KV is used that was computed under other weights")
-
-
-def _commit(message: Message, draft: Draft) -> None:
-    draft.launched -= 1
-    draft.tell(message)
-
-
-def _message(message: Message, draft: Draft) -> None:
-    draft.tell(message)
-
-
-def _abort(draft: Draft) -> None:
-    draft.tell("abort")
-    if draft.chart.is_live(draft.place):
-        raise Broken(f"aborted, but still {draft.place}")
+def describe_world(world: World) -> str:
+    notes = [f"paused ({world.pause})"] if world.pause is not None else []
+    notes += [f"weights W{world.weights}"] if world.weights else []
+    return f"   [{', '.join(notes)}]" if notes else ""

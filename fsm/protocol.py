@@ -233,11 +233,14 @@ def due(
     launched: bool = False,
     writing: bool = False,
     paused: bool = False,
+    stopped: bool = False,
 ) -> Message | None:
     """The message that a life in this state has coming from its own node, now.
 
     ``launched``: a step or a copy contains it. ``writing``: writes of it are outstanding (prefill).
-    ``paused``: the node is paused, and drops KV (decode)."""
+    ``paused``: the node is paused, and drops KV (decode). ``stopped``: it is paused in whatever
+    mode; what was held, because it landed under other weights, is not rebuilt before generation
+    goes on: until then the peer may compute under the old ones, and refuse it."""
     if role == "prefill":
         if state == "stopping" and not launched:
             return "quiet"
@@ -246,7 +249,7 @@ def due(
         return "quiet"
     if paused:
         return "paused" if state in ("decoding", "retracted") else None
-    return "continued" if state == "held" else None
+    return "continued" if state == "held" and not stopped else None
 
 
 _QUIESCING: Final = frozenset({"retracting", "holding", "restoring", "stopping", "cancelling"})

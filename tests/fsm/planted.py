@@ -5,15 +5,18 @@ shortest counterexample: the search is breadth first, so a longer one is a fault
 and a shorter one means that the model, or the design, has changed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsm import protocol
+from fsm import pauses, protocol
 from fsm.chart import Chart, Edge, State
 from fsm.decide import TABLES
 from fsm.decode import DECODE
 from fsm.explore_base import Budget
 from fsm.explore_pd import PRODUCTION, Design
+from fsm.explore_pd_model import PairModel
+from fsm.explore_pd_nodes import DROPPING, EVERY, Pauses
+from fsm.pauses import PauseMode
 from fsm.prefill import PREFILL
 from fsm.protocol import Frames
 from fsm.rules import DROP, KEEP, Decision, Message, Table
@@ -36,6 +39,11 @@ class Planted:
     says: str
     length: int
     requests: int = 1
+    pauses: Pauses = field(default_factory=lambda: DROPPING)
+
+    @property
+    def model(self) -> PairModel:
+        return PairModel(self.design, pauses=self.pauses)
 
 
 def _chart(chart: Chart, states: tuple[State, ...], edges: tuple[Edge, ...]) -> Chart:
@@ -92,6 +100,16 @@ def _due_without(*states: str) -> Callable[..., Message | None]:
     return due
 
 
+def _due_while_paused(role: protocol.Role, state: str, **facts: bool) -> Message | None:
+    """What is held goes on in a pause that keeps KV."""
+    return protocol.due(role, state, **(facts | {"stopped": False}))
+
+
+def _due_but_for_decoding(role: protocol.Role, state: str, **facts: bool) -> Message | None:
+    message = protocol.due(role, state, **facts)
+    return None if (state, message) == ("decoding", "paused") else message
+
+
 def _due_blind(role: protocol.Role, state: str, **facts: bool) -> Message | None:
     """Quiet is believed while writes are outstanding."""
     return protocol.due(role, state, **(facts | {"writing": False}))
@@ -114,6 +132,15 @@ def _keeps_nothing(*arguments: Any) -> protocol.Knock:
 
 def _design(**changes: Any) -> Design:
     return replace(PRODUCTION, **changes)
+
+
+def _computes_in_place(role: str) -> Callable[[str, PauseMode | None], bool]:
+    """One role goes on computing in a pause in place."""
+
+    def is_frozen(of: str, mode: PauseMode | None) -> bool:
+        return pauses.is_frozen(of, mode) and (of, mode) != (role, "in_place")
+
+    return is_frozen
 
 
 A1, F1, R1 = Budget(aborts=1), Budget(faults=1), Budget(rebuilds=1)
@@ -152,7 +179,7 @@ PLANTED = (
         _design(due=_due_without("stopping")),
         Budget(),
         "never come to rest",
-        14,
+        13,
     ),
     Planted(
         "an end in retracting drops host pages under the copy",
@@ -249,7 +276,7 @@ PLANTED = (
         _design(clears_slot=lambda chart, edge: False),
         Budget(),
         "a metadata slot is handed out that still names a room",
-        18,
+        17,
         requests=2,
     ),
     Planted(
@@ -385,5 +412,59 @@ PLANTED = (
         Budget(),
         "peer_grant takes rows, which may not be there",
         6,
+    ),
+    Planted(
+        "decode launches a step while it is paused in place",
+        _design(is_frozen=_computes_in_place("decode")),
+        R1,
+        "a step of decode is launched while it is paused",
+        14,
+        pauses=EVERY,
+    ),
+    Planted(
+        "prefill launches a chunk while it is paused in place",
+        _design(is_frozen=_computes_in_place("prefill")),
+        R1,
+        "a step of prefill is launched while it is paused in place",
+        9,
+        pauses=EVERY,
+    ),
+    Planted(
+        "what landed outdated is rebuilt in a pause that keeps KV",
+        _design(due=_due_while_paused),
+        R1,
+        "a held life is rebuilt before generation goes on",
+        14,
+        pauses=EVERY,
+    ),
+    Planted(
+        "KV that was kept in place goes to the prefix cache",
+        _design(may_cache=lambda kv, node: True),
+        R1,
+        "pages go to the prefix cache that were computed under other weights",
+        11,
+        pauses=EVERY,
+    ),
+    Planted(
+        "a pause that drops KV forgets who decodes",
+        _design(due=_due_but_for_decoding),
+        R1,
+        "KV is kept in decoding by a pause of decode that drops it",
+        13,
+    ),
+    Planted(
+        "weights change under a life that is holding",
+        _design(may_flush=_flush_unless("holding")),
+        R1,
+        "decode is flushed under the pages of a life that is holding",
+        15,
+    ),
+    Planted(
+        "a pause that aborts passes over who waits",
+        _design(decode_table=ruled("decode", "waiting", "abort", KEEP)),
+        R1,
+        "decode is still waiting, though it was aborted",
+        5,
+        pauses=EVERY,
     ),
 )

@@ -5,14 +5,10 @@ without numbers, symmetry or compiled steps, as an oracle; and the runs that CI 
 ones are ``make explore``)."""
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fsm import protocol
-from fsm.chart import Chart
-from fsm.decide import TABLES
 from fsm.explore import Explorer
 from fsm.explore_base import (
     ABORT,
@@ -26,9 +22,6 @@ from fsm.explore_base import (
     Step,
 )
 from fsm.explore_pd_model import PairModel
-from fsm.explore_unified import UnifiedModel
-from fsm.rules import Decision
-from fsm.unified import UNIFIED
 
 # --- a model small enough to count ----------------------------------------------------------------
 
@@ -229,96 +222,6 @@ def test_the_explorer_reaches_what_a_naive_search_reaches(requests: int, budget:
     assert result.seen == {life for _, _, lives in expected for life in lives}
 
 
-# --- unified: bugs planted in chart and rules -----------------------------------------------------
-
-
-def ruled(state: str, message: Any, decision: Decision) -> Any:
-    table = dict(TABLES["unified"])
-    cells = [cell for cell in table if cell[:2] == (state, message)]
-    table.update(dict.fromkeys(cells, decision))
-    return table
-
-
-class Unchecked(Chart):
-    def __post_init__(self) -> None:
-        pass
-
-
-def leading(source: str, event: str, **changes: Any) -> Chart:
-    edges = tuple(
-        replace(edge, **changes) if (edge.source, edge.event) == (source, event) else edge
-        for edge in UNIFIED.edges
-    )
-    return Unchecked(UNIFIED.name, UNIFIED.initial, UNIFIED.states, edges)
-
-
-def ignoring(*ignored: str) -> Any:
-    def may_flush(chart: Chart, states: Any, paused: bool) -> bool:
-        return protocol.may_flush(chart, [s for s in states if s not in ignored], paused)
-
-    return may_flush
-
-
-UNIFIED_BUGS = {
-    "abort_releases_at_once": (
-        UnifiedModel(leading("decoding", "abort", target="done", pages="cache")),
-        "touches pages that were released in done",
-        7,
-    ),
-    "victim_loses_its_pages_at_once": (
-        UnifiedModel(leading("prefilling", "retract", target="retracted", pages="cache")),
-        "touches pages that were released in retracted",
-        5,
-    ),
-    "abort_lost_while_retracted": (
-        UnifiedModel(table=ruled("retracted", "abort", Decision("keep"))),
-        "aborted, but still retracted",
-        5,
-    ),
-    "quiet_is_dropped": (
-        UnifiedModel(table=ruled("stopping", "quiet", Decision("drop"))),
-        "never come to rest",
-        4,
-    ),
-    "abort_lost_while_held": (
-        UnifiedModel(table=ruled("held", "abort", Decision("keep"))),
-        "aborted, but still held",
-        5,
-    ),
-    "held_at_once_under_a_launched_step": (
-        UnifiedModel(leading("decoding", "hold", target="held", pages="discard")),
-        "touches pages that were released in held",
-        7,
-    ),
-    "held_for_ever": (
-        UnifiedModel(table=ruled("held", "continued", Decision("keep"))),
-        "never come to rest",
-        5,
-    ),
-    "weights_change_under_a_victim": (
-        UnifiedModel(may_flush=ignoring("retracting", "holding", "stopping")),
-        "pages go to the prefix cache that were computed under other weights",
-        7,
-    ),
-    "a_late_load_admits": (
-        UnifiedModel(
-            leading("prefetching", "loaded", target="prefilling"),
-        ),
-        "prefetch_loaded takes memory, which may not be there",
-        3,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNIFIED_BUGS)
-def test_a_bug_planted_in_a_unified_node_is_found(name: str) -> None:
-    model, says, length = UNIFIED_BUGS[name]
-    violation = Explorer(model, 1, Budget(1, 1, 1, 1)).run().violation
-    assert violation is not None
-    assert says in violation.what
-    assert len(violation.steps) == length, f"\n{violation}"
-
-
 # --- what CI owes ---------------------------------------------------------------------------------
 
 
@@ -327,12 +230,6 @@ def clean(model: Any, requests: int, budget: Budget) -> Result:
     assert result.violation is None, f"\n{result.violation}"
     assert result.complete
     return result
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("requests", [1, 2])
-def test_unified_nodes_with_two_of_everything(requests: int, depth: int) -> None:
-    clean(UnifiedModel(depth=depth), requests, Budget(2, 2, 2, 2))
 
 
 def test_a_pair_with_arrivals_that_are_not_atomic() -> None:

@@ -14,7 +14,7 @@ from tests.fsm.planted import PLANTED, Planted
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name.replace(" ", "_"))
 def test_a_planted_bug_is_found(bug: Planted) -> None:
-    result = Explorer(PairModel(bug.design), bug.requests, bug.budget).run()
+    result = Explorer(bug.model, bug.requests, bug.budget).run()
     assert result.violation is not None, "not found"
     assert bug.says in result.violation.what
     assert len(result.violation.steps) == bug.length, f"\n{result.violation}"

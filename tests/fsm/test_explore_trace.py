@@ -12,7 +12,6 @@ import pytest
 from fsm.explore import Explorer
 from fsm.explore_base import Budget
 from fsm.explore_pd import PRODUCTION
-from fsm.explore_pd_model import PairModel
 from fsm.explore_trace import to_traces
 from server.replay import main
 from tests.fsm.planted import PLANTED, Planted
@@ -25,7 +24,7 @@ BY_RULES = [
 
 
 def write(bug: Planted, folder: Path) -> list[str]:
-    violation = Explorer(PairModel(bug.design), bug.requests, bug.budget).run().violation
+    violation = Explorer(bug.model, bug.requests, bug.budget).run().violation
     assert violation is not None
     encoder, paths = msgspec.json.Encoder(), []
     for node, lines in to_traces(violation, bug.design).items():
