@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from fsm.resources import PHASES, Phase
+from fsm.colours import FAINT, INK, PHASE_COLOURS, QUIET
+from fsm.resources import PHASES
 from fsm.timeline import PHASE_OF, STOPPING, Lane, Mark, Pool, Timeline
 
 WIDTH: Final = 1400
@@ -16,20 +17,6 @@ ROW: Final = 22
 BAR: Final = 14
 TOP: Final = 92
 POOL: Final = 84
-INK: Final = "#1f2933"
-QUIET: Final = "#616e7c"
-FAINT: Final = "#e4e7eb"
-
-COLOURS: Final[dict[Phase, str]] = {
-    "intake": "#9aa5b1",
-    "bootstrapped": "#cbd2d9",
-    "prefilling": "#4a90d9",
-    "transferring": "#9b6bd1",
-    "decoding": "#3f9d63",
-    "retracted": "#e9a23b",
-    "held": "#d9c54a",
-    "retired": "#f0c6c0",
-}
 HELD: Final = "#7aa7d6"
 CACHED: Final = "#cbd2d9"
 BAD: Final = "#c62f2f"
@@ -122,7 +109,8 @@ def _legend(lanes: Sequence[Lane]) -> Iterator[str]:
     for phase in PHASES:
         if phase in phases:
             name: str = "retired, not yet done" if phase == "retired" else phase
-            yield f'<rect x="{x}" y="42" width="14" height="14" rx="2" fill="{COLOURS[phase]}"/>'
+            fill = PHASE_COLOURS[phase]
+            yield f'<rect x="{x}" y="42" width="14" height="14" rx="2" fill="{fill}"/>'
             yield f'<text x="{x + 19}" y="53">{name}</text>'
             x += 40 + 6.2 * len(name)
     for kind, good, name in (
@@ -155,7 +143,8 @@ def _lane(lane: Lane, y: int, axis: _Axis, several: bool, number: int) -> Iterat
         text = f"{span.state}: {(span.end - span.start) * axis.factor:.4g} {axis.unit}"
         yield (
             f'<rect x="{left}" y="{top}" width="{width:.2f}" height="{BAR}"'
-            f' fill="{COLOURS[phase]}"{_hatch(span.state)}><title>{escape(text)}</title></rect>'
+            f' fill="{PHASE_COLOURS[phase]}"{_hatch(span.state)}>'
+            f"<title>{escape(text)}</title></rect>"
         )
         if width > 7 * len(span.state) + 10 and span.state not in STOPPING:
             ink = INK if phase in ("bootstrapped", "held", "retracted", "intake") else "white"

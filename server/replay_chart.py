@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from fsm.draw import DRAWINGS, DrawingError, Usage, to_dot, to_svg
+from fsm.draw import to_svg
+from fsm.draw_base import DRAWINGS, DrawingError, Usage
+from fsm.draw_dot import to_dot
 from fsm.trace_read import Unusable
 from fsm.trace_stats import NodeStats
 from server.replay_files import FITS, UNUSABLE, Commands, command, console, open_traces, unusable

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fsm.draw import (
-    DRAWINGS,
-    KIND_MEANING,
-    Drawing,
-    DrawingError,
-    main,
-    texts,
-    to_dot,
-    to_markdown,
-    to_svg,
-    write,
-)
+from fsm import draw_joint
+from fsm.draw import main, texts, to_svg, write
+from fsm.draw_base import DRAWINGS, Drawing, DrawingError, Usage
+from fsm.draw_dot import to_dot
+from fsm.draw_page import KIND_MEANING, to_page
+from fsm.joint import shown
 from fsm.resources import DISPOSITION_MEANING, PHASES, RESOURCES
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "statecharts"
@@ -63,26 +57,49 @@ def test_nothing_else_is_committed() -> None:
 # --- dot ------------------------------------------------------------------------------------------
 
 
+def line_of(dot: str, start: str) -> str:
+    return next(line for line in dot.splitlines() if line.strip().startswith(start))
+
+
 @each
-def test_every_state_event_and_holding_is_in_the_picture(drawing: Drawing) -> None:
+def test_every_state_and_holding_is_in_the_picture(drawing: Drawing) -> None:
     dot = to_dot(drawing)
     for state in drawing.chart.states:
-        node = next(line for line in dot.splitlines() if line.startswith(f'    "{state.name}" ['))
+        node = line_of(dot, f'"{state.name}" [')
         for resource in state.holds:
             assert (resource if resource in drawing.kit else f"{resource}?") in node
         assert state.holds or "nothing" in node
-    for edge in drawing.chart.edges:
-        arrow = f'  "{edge.source}" -> "{edge.target}" ['
-        line = next(line for line in dot.splitlines() if line.startswith(arrow))
-        assert re.search(rf">{edge.event}<|  {edge.event} ", line)
-        assert all(actor in line for actor in edge.by)
+
+
+@each
+def test_every_edge_is_an_arrow_or_in_the_foot_of_its_state_with_who_causes_it(
+    drawing: Drawing,
+) -> None:
+    dot, chart = to_dot(drawing), drawing.chart
+    for edge in chart.edges:
+        ends = chart.is_live(edge.source) and not chart.is_live(edge.target)
+        if ends and edge not in drawing.spine():
+            line = line_of(dot, f'"{edge.source}" [')
+            assert f">{edge.event} <" in line or f"· {edge.event} <" in line
+            assert f"→ {edge.target}" in line
+        else:
+            line = line_of(dot, f'"{edge.source}" -> "{edge.target}" [')
+            assert re.search(rf"[>;]{edge.event}[ <&]", line)
+        assert ", ".join(edge.by) in line
 
 
 @each
 def test_edges_between_the_same_two_states_are_one_arrow(drawing: Drawing) -> None:
-    arrows = [line for line in to_dot(drawing).splitlines() if '" -> "' in line]
-    pairs = {(edge.source, edge.target) for edge in drawing.chart.edges}
+    lines = to_dot(drawing).splitlines()
+    arrows = [line for line in lines if '" -> "' in line and "style=invis" not in line]
+    pairs = {(e.source, e.target) for e in drawing.chart.edges if not drawing.early(e)}
     assert len(arrows) == len(pairs) + 1  # and the one that points at the initial state
+
+
+@each
+def test_every_state_has_its_place(drawing: Drawing) -> None:
+    placed = [state for row in drawing.rows for state in row]
+    assert sorted(placed) == sorted(drawing.chart.by_name)
 
 
 @each
@@ -93,7 +110,7 @@ def test_a_box_for_each_phase_that_has_states_in_the_order_of_the_phases(drawing
 
 
 def test_the_usual_life_is_the_spine() -> None:
-    bold = [line for line in to_dot(UNIFIED).splitlines() if "penwidth" in line]
+    bold = [line for line in to_dot(UNIFIED).splitlines() if 'penwidth="2.4"' in line]
     ends = [re.findall(r'"(\w+)"', line)[:2] for line in bold]
     assert sorted(ends) == sorted([edge.source, edge.target] for edge in UNIFIED.spine())
 
@@ -131,31 +148,60 @@ def tables(page: str) -> dict[str, list[list[str]]]:
     return found
 
 
+def sections(page: str) -> dict[str, dict[str, list[list[str]]]]:
+    """Heading of the second level → the tables below it."""
+    return {part.partition("\n")[0]: tables(part) for part in page.split("\n## ")[1:]}
+
+
 @each
-def test_a_page_lists_every_state_and_every_edge(drawing: Drawing) -> None:
-    page = tables(to_markdown(drawing))
-    assert [row[0] for row in page["State"]] == [f"`{s.name}`" for s in drawing.chart.states]
-    assert len(page["Event"]) == len(drawing.chart.edges)
+def test_the_page_lists_what_every_state_holds(drawing: Drawing) -> None:
+    rows = sections(to_page(DRAWINGS))[drawing.title]["State"]
+    assert [row[0] for row in rows] == [f"`{s.name}`" for s in drawing.chart.states]
+    for state, row in zip(drawing.chart.states, rows, strict=True):
+        held = set() if row[3] == "nothing" else {word.strip("*? ") for word in row[3].split(",")}
+        assert held == set(state.holds)
+
+
+@each
+def test_the_page_lists_every_edge_with_its_cause(drawing: Drawing) -> None:
+    said, source = set(), ""
+    for name, target, events, _ in sections(to_page(DRAWINGS))[drawing.title]["From"]:
+        source = name.strip("`") or source
+        for event, by, why in re.findall(r"\*\*(\w+)\*\* \((.+?)\): (.+?)(?:<br>|$)", events):
+            said.add((event, source, target.strip("`"), by, why))
+    assert said == {
+        (e.event, e.source, e.target, ", ".join(e.by), e.why) for e in drawing.chart.edges
+    }
 
 
 def test_what_an_edge_takes_and_drops_is_on_the_page() -> None:
-    rows = {(row[0], row[1]): row for row in tables(to_markdown(UNIFIED))["Event"]}
-    assert rows["**admit**", "`waiting`"][4:7] == ["prefix_locks, pages, rows", "", ""]
-    assert rows["**quiesce**", "`stopping`"][4:7] == ["", "prefix_locks, pages, rows", "cache"]
-    assert rows["**loaded**", "`prefetching`"][4:7] == ["", "*prefetches?*", ""]
+    page = sections(to_page(DRAWINGS))[UNIFIED.title]
+    changes = {row[2].partition("**")[2].partition("**")[0]: row[3] for row in page["From"]}
+    assert changes["admit"] == "**+** prefix_locks, pages, rows"
+    assert changes["quiesce"] == "**−** prefix_locks, pages, rows<br>pages go to *cache*"
+    assert changes["loaded"] == "**−** *prefetches?*"
+    assert changes["hold"] == "nothing"
 
 
 @each
-def test_the_matrix_is_the_chart(drawing: Drawing) -> None:
-    chart = drawing.chart
-    for event, *cells in tables(to_markdown(drawing))[""]:
-        for state, cell in zip(chart.states, cells, strict=True):
-            edge = chart.table.get((state.name, event.strip("*")))
-            assert cell == (f"`{edge.target}`" if edge else "·")
+def test_the_list_of_events_is_the_chart(drawing: Drawing) -> None:
+    found = dict[tuple[str, str], str]()
+    for event, leads in sections(to_page(DRAWINGS))[drawing.title]["Event"]:
+        for part in leads.split("; "):
+            sources, _, target = part.replace("`", "").partition(" → ")
+            found |= {(source, event.strip("*")): target for source in sources.split(", ")}
+    assert found == {key: edge.target for key, edge in drawing.chart.table.items()}
+
+
+def test_the_contents_lead_to_the_headings() -> None:
+    page = to_page(DRAWINGS)
+    headings = re.findall(r"^## (.+)$", page, flags=re.M)
+    anchors = [(text, text.lower().replace(" ", "-")) for text in headings]
+    assert re.findall(r"\[([^]]+)\]\(#([^)]+)\)", page) == anchors
 
 
 def test_the_glossary_has_every_word() -> None:
-    page = tables(texts()["README.md"])
+    page = sections(texts()["README.md"])["The words"]
     for head, words in {
         "Phase": PHASES,
         "Class": KIND_MEANING,
@@ -168,6 +214,78 @@ def test_the_glossary_has_every_word() -> None:
 
 
 # --- pictures -------------------------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+Point = tuple[float, float]
+
+
+def curve(path: str) -> list[Point]:
+    """Points along the path of an arrow, which is a chain of cubic Bézier curves."""
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
+    points, found = list(zip(numbers[::2], numbers[1::2], strict=True)), list[Point]()
+    for start in range(0, len(points) - 1, 3):
+        (ax, ay), (bx, by), (cx, cy), (dx, dy) = points[start : start + 4]
+        for step in range(41):
+            t, u = step / 40, 1 - step / 40
+            weights = (u**3, 3 * u * u * t, 3 * u * t * t, t**3)
+            x = sum(w * v for w, v in zip(weights, (ax, bx, cx, dx), strict=True))
+            y = sum(w * v for w, v in zip(weights, (ay, by, cy, dy), strict=True))
+            found.append((x, y))
+    return found
+
+
+def box(text: ET.Element) -> tuple[float, float, float, float]:
+    """About where the text is drawn: a character is half as wide as it is high."""
+    size, x, y = (float(text.attrib[name]) for name in ("font-size", "x", "y"))
+    width = 0.45 * size * len((text.text or "").strip())
+    left = x - {"start": 0, "middle": 0.5, "end": 1}[text.attrib["text-anchor"]] * width
+    return left, left + width, y - 0.65 * size, y
+
+
+@each
+def test_no_arrow_of_a_committed_picture_crosses_a_text(drawing: Drawing) -> None:
+    root = ET.parse(COMMITTED / f"{drawing.chart.name}.svg").getroot()
+    texts = [(text.text, box(text)) for text in root.iter(f"{SVG}text")]
+    assert len(texts) > len(drawing.chart.edges)
+    for group in root.iter(f"{SVG}g"):
+        if group.get("class") == "edge":
+            arrow = group.findtext(f"{SVG}title")
+            for path in group.iter(f"{SVG}path"):
+                for x, y in curve(path.attrib["d"]):
+                    for text, (left, right, top, bottom) in texts:
+                        assert not (left < x < right and top < y < bottom), (arrow, text)
+
+
+@each
+def test_a_committed_picture_is_readable_in_a_page_of_documentation(drawing: Drawing) -> None:
+    """GitHub shows a README 838 pixels wide, and makes a picture that is wider smaller."""
+    root = ET.parse(COMMITTED / f"{drawing.chart.name}.svg").getroot()
+    width = float(root.attrib["viewBox"].split()[2])
+    smallest = min(float(text.attrib["font-size"]) for text in root.iter(f"{SVG}text"))
+    assert smallest * min(4 / 3, 838 / width) >= 10
+
+
+def test_the_picture_of_the_pair_has_every_pair() -> None:
+    root = ET.fromstring(draw_joint.to_svg())
+    said = [text.text for text in root.iter(f"{SVG}text")]
+    for phase in set(shown().values()):
+        assert said.count(phase) >= list(shown().values()).count(phase)
+    cells = len(draw_joint.PREFILLS) * len(draw_joint.DECODES)
+    assert said.count("·") == cells - len(shown())
+
+
+def test_what_nobody_did_is_grey_and_what_they_did_is_counted() -> None:
+    usage = Usage(
+        "unified-0: 3 requests",
+        {"arrived": "3 ×", "waiting": "3 ×"},
+        {("arrived", "enqueue"): 3, ("waiting", "abort"): 2},
+    )
+    dot = to_dot(UNIFIED, usage)
+    assert "unified-0: 3 requests" in dot
+    assert "<b>3</b> enqueue" in line_of(dot, '"arrived" -> "waiting"')
+    assert "<b>2</b> abort" in line_of(dot, '"waiting" [')
+    assert "never" in line_of(dot, '"decoding" [')
+    assert "dashed" in line_of(dot, '"waiting" -> "prefilling"')
 
 
 @needs_dot
@@ -217,5 +335,5 @@ def test_a_registered_chart_becomes_its_own_files(
     monkeypatch.setattr("fsm.draw.to_svg", lambda dot: "<svg/>")
     other = replace(UNIFIED, chart=replace(UNIFIED.chart, name="other"), title="Another")
     names = {path.name for path in write(tmp_path, (UNIFIED, other))}
-    assert {"other.dot", "other.svg", "other.md", "unified.md", "README.md"} <= names
-    assert "[Another](other.md)" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert {"other.dot", "other.svg", "unified.dot", "unified.svg", "README.md"} <= names
+    assert "![Another](other.svg)" in (tmp_path / "README.md").read_text(encoding="utf-8")
