@@ -5,6 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from engine.frames import boot_of
+from transport.wire import Process
+
 
 @dataclass(slots=True)
 class Pairing:
@@ -40,3 +43,8 @@ class Pairing:
     @property
     def met(self) -> bool:
         return self.life is not None
+
+    @property
+    def process(self) -> Process:
+        """Whose pages :attr:`target` are. Only after the two have met."""
+        return Process(self.node, boot_of(self.life or ""))

@@ -214,11 +214,11 @@ class PrefillScheduler(PairedScheduler):
             source = self._pages(request).table[pairing.sent : ready]
             target = pairing.target[pairing.sent : ready]
             pairing.sent = ready
-            self._wire.write(self._start(request, pairing), pairing.node, source, target)
+            self._wire.write(self._start(request, pairing), pairing.process, source, target)
         if last:
             pairing.sealed = True
             ticket = self._start(request, pairing)
-            self._wire.write_slot(ticket, pairing.node, pairing.slot, pairing.record)
+            self._wire.write_slot(ticket, pairing.process, pairing.slot, pairing.record)
 
     def _start(self, request: Request, pairing: Pairing) -> int:
         self._tickets += 1

@@ -7,13 +7,16 @@ or until a fence makes its writes impossible.
 
 ``write`` and ``write_slot`` start an operation and return at once; :meth:`Wire.poll` reports what
 is over. A slot is written after every page that was written before it to the same peer: a slot
-that carries the room proves that the pages are there."""
+that carries the room proves that the pages are there.
+
+What was granted are pages of a *process*. Another one may have its node's name by now, and must
+never be written to; a write for a process that is gone fails."""
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +27,22 @@ class WireDone:
     error: str = ""
 
 
+class Process(NamedTuple):
+    """Whose memory a write goes to."""
+
+    node: str
+    boot_id: str
+
+
 class Wire(Protocol):
     """Back ends: ``loopback`` (one process), shared memory, Transfer Engine. One contract suite
     for all."""
 
-    def write(self, ticket: int, peer: str, source: array[int], target: array[int]) -> None:
+    def write(self, ticket: int, peer: Process, source: array[int], target: array[int]) -> None:
         """Copy pages ``source`` of this node into pages ``target`` of ``peer``."""
         ...
 
-    def write_slot(self, ticket: int, peer: str, slot: int, record: bytes) -> None:
+    def write_slot(self, ticket: int, peer: Process, slot: int, record: bytes) -> None:
         """Write a metadata record into ``slot`` of ``peer``, after the pages written before."""
         ...
 

@@ -27,7 +27,7 @@ from engine.sim.ranks import Ranks
 from engine.sim.world import US_PER_MS, US_PER_S, World
 from engine.slots import LocalSlots
 from fsm.ledger import QUARANTINE, PagePool
-from transport.wire import WireDone
+from transport.wire import Process, WireDone
 
 RETRY_US: Final = 50 * US_PER_MS
 """How often a write tries again across a partition."""
@@ -50,6 +50,8 @@ DEFAULT_WIRE: Final = WireCosts()
 class Target(Protocol):
     """A decode node as a writer sees it: memory, and whether the process still has it."""
 
+    @property
+    def boot_id(self) -> str: ...
     @property
     def dead(self) -> bool: ...
     @property
@@ -130,10 +132,10 @@ class SimWire:
 
     # --- what the scheduler calls ---
 
-    def write(self, ticket: int, peer: str, source: array[int], target: array[int]) -> None:
+    def write(self, ticket: int, peer: Process, source: array[int], target: array[int]) -> None:
         self._post(ticket, peer, array("q", source), array("q", target), -1, b"")
 
-    def write_slot(self, ticket: int, peer: str, slot: int, record: bytes) -> None:
+    def write_slot(self, ticket: int, peer: Process, slot: int, record: bytes) -> None:
         self._post(ticket, peer, array("q"), array("q"), slot, record)
 
     def poll(self) -> list[WireDone]:
@@ -151,7 +153,7 @@ class SimWire:
     def _post(
         self,
         ticket: int,
-        peer: str,
+        peer: Process,
         source: array[int],
         pages: array[int],
         slot: int,
@@ -159,10 +161,11 @@ class SimWire:
     ) -> None:
         request = self._writer(ticket)
         life = request.pairing.life if request.pairing is not None else None
+        target = self._find(peer.node)
         write = Write(
             ticket,
-            peer,
-            self._find(peer),
+            peer.node,
+            target if target is not None and target.boot_id == peer.boot_id else None,
             request,
             life or "",
             source,
@@ -171,7 +174,7 @@ class SimWire:
             record,
             self._world.now_us,
         )
-        queue = self._queues[peer, request.life]
+        queue = self._queues[peer.node, request.life]
         queue.append(write)
         if len(queue) == 1:
             self._start(write)

@@ -25,7 +25,7 @@ from engine.slots import LocalSlots
 from fsm.trace import Line
 from transport.control import ControlFrame
 from transport.messages import Abort, Finish, Outputs, Submit
-from transport.wire import WireDone
+from transport.wire import Process, WireDone
 
 PREFILL, DECODE = "prefill-0", "decode-0"
 TURN_S = 0.001
@@ -60,10 +60,10 @@ class SlowWire:
         self.queue: deque[tuple[int, array[int] | int, array[int] | bytes]] = deque()
         self._done: list[WireDone] = []
 
-    def write(self, ticket: int, peer: str, source: array[int], target: array[int]) -> None:
+    def write(self, ticket: int, peer: Process, source: array[int], target: array[int]) -> None:
         self.queue.append((ticket, source, target))
 
-    def write_slot(self, ticket: int, peer: str, slot: int, record: bytes) -> None:
+    def write_slot(self, ticket: int, peer: Process, slot: int, record: bytes) -> None:
         self.queue.append((ticket, slot, record))
 
     def poll(self) -> list[WireDone]:
