@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from engine.core import PauseMode
+from engine.sim import rank_commands
 from engine.sim.language import Command
 from engine.sim.network import FRAMES, Mischief, Rule
 from engine.sim.node import SimNode
@@ -17,10 +18,17 @@ Handler = Callable[["Run", Command], None]
 
 
 def _mischief(what: Mischief) -> Handler:
-    """``drop|delay|duplicate message KIND from NODE to NODE [count=N] [by=DURATION]``."""
+    """``drop|delay|duplicate message KIND from NODE to NODE [count=N] [by=DURATION]``, and what
+    else can be late, lost or come twice."""
 
     def handler(run: "Run", command: Command) -> None:
         words = command.words
+        if what == "delay" and words[0] == "rank":
+            rank_commands.delay(run, command)
+            return
+        if what != "delay" and words[0] == "plan":
+            rank_commands.damage(run, command, what)
+            return
         if what == "delay" and words[0] == "wire":
             if len(words) != 2 or "by" not in command.options:
                 raise command.error("write 'delay wire RID by=DURATION'")
@@ -98,6 +106,9 @@ def _told(run: "Run", node: SimNode) -> None:
 
 
 def kill(run: "Run", command: Command) -> None:
+    if len(command.words) > 1:
+        rank_commands.kill(run, command)
+        return
     where = run.check_any(command, command.words[0])
     if where.dead:
         raise command.error(f"{where.name} is dead already")
@@ -141,6 +152,7 @@ FAULTS: Final[dict[str, Handler]] = {
     "drop": _mischief("drop"),
     "delay": _mischief("delay"),
     "duplicate": _mischief("duplicate"),
+    "corrupt": rank_commands.corrupt,
     "pause": pause,
     "continue": resume,
     "weights": weights,

@@ -18,6 +18,9 @@ SHAPES: Final[dict[str, str]] = {
 }
 """Clusters by name."""
 
+RANKS: Final = 0.15
+"""Share of the clusters whose nodes have three ranks, and compute every step three times."""
+
 COMMANDS: Final = 120
 """Commands of one scenario, about."""
 
@@ -30,6 +33,9 @@ class _Draft:
     nodes: list[str]
     routers: list[str]
     lossy: bool
+    aside: random.Random
+    """Draws about ranks come from a stream of their own: they change nothing else of a seed."""
+    ranks: int = 1
     lines: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     frozen: set[str] = field(default_factory=set)
@@ -62,7 +68,9 @@ def scenario(seed: int, shape: str = "", commands: int = COMMANDS) -> str:
         _names(SHAPES[chosen], ("unified", "prefill", "decode")),
         _names(SHAPES[chosen], ("router",)),
         draw.random() < 0.25 and chosen not in ("unified", "pool"),
+        random.Random(f"ranks {seed}"),
     )
+    draft.ranks = 3 if draft.aside.random() < RANKS else 1
     draft.say(_cluster(draft, SHAPES[chosen], seed))
     calm = draft.chance(0.25)
     deeds = [*_CALM, *([] if calm else _FAULTS)]
@@ -70,6 +78,8 @@ def scenario(seed: int, shape: str = "", commands: int = COMMANDS) -> str:
     for _ in range(draw.randrange(commands // 3, commands)):
         (deed,) = draw.choices([deed for _, deed in deeds], weights)
         deed(draft)
+        if draft.ranks > 1 and draft.aside.random() < 0.05:
+            _slow_rank(draft)
     _mend(draft)
     return "\n".join(draft.lines) + "\n"
 
@@ -106,6 +116,8 @@ def _cluster(draft: _Draft, shape: str, seed: int) -> str:
         parts.append(f"meeting_timeout={draw.choice([2, 30])}s transfer_timeout=4s")
     if draft.lossy:
         parts.append(f"loss={draw.choice([0.01, 0.1])} duplication={draw.choice([0, 0.1])}")
+    if draft.ranks > 1:
+        parts.append(f"ranks={draft.ranks} rank_delay={draft.aside.choice([0, 200, 3000])}us")
     return " ".join(parts)
 
 
@@ -263,10 +275,24 @@ def _kill(draft: _Draft) -> None:
     draft.frozen.discard(where)
     draft.paused.discard(where)
     draft.held = {(gate, node) for gate, node in draft.held if node != where}
-    draft.say(f"kill {where}")
+    draft.say(_death(draft, where))
     if _soon(draft):
         draft.dead.discard(where)
         draft.say(f"restart {where}")
+
+
+def _death(draft: _Draft, where: str) -> str:
+    """A node ends, or one of its ranks and so the node."""
+    if draft.ranks > 1 and where in draft.nodes and draft.aside.random() < 0.5:
+        return f"kill rank {where} {draft.aside.randrange(1, draft.ranks)}"
+    return f"kill {where}"
+
+
+def _slow_rank(draft: _Draft) -> None:
+    """One rank is late with everything for a while."""
+    node = draft.aside.choice(draft.nodes)
+    rank = draft.aside.randrange(1, draft.ranks)
+    draft.say(f"delay rank {node} {rank} by={draft.aside.choice([0, 1, 20])}ms")
 
 
 def _freeze(draft: _Draft) -> None:

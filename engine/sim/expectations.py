@@ -349,4 +349,5 @@ FORMS: Final[dict[str, Form]] = {
     "retractions": Form(_counting("retractions")),
     "cached": Form(_counting("cached")),
     "reply": Form(node.reply, node.REPLIES | {"on"}),
+    "lost": Form(node.lost, frozenset({"message"})),
 }

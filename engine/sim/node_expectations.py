@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RESERVED: Final = frozenset(
     {"all", "idle", "until", "no", "never", "order", "base", "held", "ledger", "load", "reply"}
-    | {"forwards", "wire", "message"}
+    | {"forwards", "wire", "message", "lost"}
     | {"logprobs", "retractions", "cached", "same", "differ"}
 )
 """Words that begin or end a command, so that no request can be called so."""
@@ -137,6 +137,15 @@ def load(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     if left not in figures:
         raise command.unknown("figure", left, figures)
     compare(left, figures[left], test, right)
+
+
+def lost(run: "Run", command: Command, words: tuple[str, ...]) -> None:
+    """``expect lost NODE message="PART"``: the node has ended because of one of its ranks."""
+    if len(words) != 1:
+        raise command.error("write 'expect lost NODE message=\"PART\"'")
+    why = run.check_node(command, words[0]).ranks.lost
+    if not why or command.string("message") not in why:
+        raise Fault(f"expected {words[0]} to lose a rank, got {why or 'nothing'}")
 
 
 def reply(run: "Run", command: Command, words: tuple[str, ...]) -> None:

@@ -327,19 +327,28 @@ VERBS: Final[dict[str, Verb]] = {
         Verb("fail", "fail step|store NODE, or fail wire RID [count=N]", 2, 2, {"count": natural}),
         Verb(
             "delay",
-            "delay message KIND from NODE to NODE by=DURATION, or delay wire RID by=DURATION",
+            "delay message KIND from NODE to NODE by=DURATION, delay wire RID by=DURATION, "
+            "or delay rank NODE RANK by=DURATION",
             2,
             6,
             {"count": natural, "by": duration},
         ),
-        Verb("drop", "drop message KIND from NODE to NODE [count=N]", 6, 6, {"count": natural}),
         Verb(
-            "duplicate",
-            "duplicate message KIND from NODE to NODE [count=N]",
-            6,
+            "drop",
+            "drop message KIND from NODE to NODE [count=N], or drop plan NODE RANK [count=N]",
+            3,
             6,
             {"count": natural},
         ),
+        Verb(
+            "duplicate",
+            "duplicate message KIND from NODE to NODE [count=N], or duplicate plan NODE RANK "
+            "[count=N]",
+            3,
+            6,
+            {"count": natural},
+        ),
+        Verb("corrupt", "corrupt plan NODE RANK [count=N]", 3, 3, {"count": natural}),
         Verb(
             "pause",
             "pause NODE [mode=abort|retract|in_place]",
@@ -349,7 +358,7 @@ VERBS: Final[dict[str, Verb]] = {
         ),
         Verb("continue", "continue NODE", 1, 1),
         Verb("weights", "weights NODE NAME [in_place]", 2, 2, {}, frozenset({"in_place"})),
-        Verb("kill", "kill NODE", 1, 1),
+        Verb("kill", "kill NODE, or kill rank NODE RANK", 1, 3),
         Verb("restart", "restart NODE", 1, 1),
         Verb("freeze", "freeze NODE", 1, 1),
         Verb("thaw", "thaw NODE", 1, 1),
