@@ -24,6 +24,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from engine.hash_model import HashModel
@@ -75,6 +76,14 @@ class Connection:
         return self._newest_us, [sealed]
 
 
+@dataclass(slots=True)
+class _Read:
+    """Pages that every rank reads for a wire: what each has read, and who waits for all of it."""
+
+    shards: dict[int, Blobs]
+    then: Callable[[list[Blobs]], None]
+
+
 class Ranks:
     """All ranks of one process. With a ``count`` of 1 there is nobody to tell, and nothing is
     encoded."""
@@ -111,8 +120,8 @@ class Ranks:
         self._launched: deque[tuple[Work, bytes]] = deque()
         self._open: deque[tuple[int, int]] = deque()
         """(number, when it was sent) of plans that some follower has not applied."""
-        self._reads: dict[int, dict[int, Blobs]] = {}
-        self._read: dict[int, Callable[[list[Blobs]], None]] = {}
+        self._reads: dict[int, _Read] = {}
+        """What wires wait for, by the number of the plan."""
         self._watching = False
 
     # --- what the leader's device does ---
@@ -143,9 +152,8 @@ class Ranks:
             then([mine])
             return
         plan = WireSend(ticket, pages)
-        number = self.numbered + 1
-        self._reads[number], self._read[number] = {0: mine}, then
-        self._issue(plan, encode(plan), mine)
+        number = self._issue(plan, encode(plan), mine)
+        self._reads[number] = _Read({0: mine}, then)
 
     def land(self, writer: str, ticket: int, pages: array[int], shards: list[Blobs]) -> None:
         """A wire has written ``shards[i]`` into ``pages`` of rank i."""
@@ -177,7 +185,9 @@ class Ranks:
 
     # --- inside ---
 
-    def _issue(self, work: Plan, raw: bytes, done: Outcome) -> None:
+    def _issue(self, work: Plan, raw: bytes, done: Outcome) -> int:
+        """The leader's device has done ``work``: it is every follower's next plan. Returns its
+        number."""
         self.numbered += 1
         self._chain = zlib.crc32(raw, self._chain)
         number = self.numbered
@@ -187,11 +197,9 @@ class Ranks:
         for rank, connection in self.connections.items():
             when, copies = connection.arrivals(sealed, self._world.now_us)
             for each in copies:
-                self._send(rank, each, when)
+                self._world.at(when, partial(self._arrive, rank, each))
         self._watch()
-
-    def _send(self, rank: int, sealed: bytes, when_us: int) -> None:
-        self._world.at(when_us, lambda: self._arrive(rank, sealed))
+        return number
 
     def _arrive(self, rank: int, sealed: bytes) -> None:
         if self.dead:
@@ -203,13 +211,14 @@ class Ranks:
             return
         self.last_end_us = self._world.now_us
         self.reports.append((rank, made))
-        if made.number in self._reads:
-            self._reads[made.number][rank] = blobs
         while self._open and self._open[0][0] <= self.slowest:
             self._open.popleft()
-        if made.number in self._reads and made.number <= self.slowest:
-            shards = self._reads.pop(made.number)
-            self._read.pop(made.number)([shards[each] for each in sorted(shards)])
+        read = self._reads.get(made.number)
+        if read is not None:
+            read.shards[rank] = blobs
+            if len(read.shards) > len(self.followers):
+                del self._reads[made.number]
+                read.then([read.shards[each] for each in sorted(read.shards)])
 
     @property
     def slowest(self) -> int:
