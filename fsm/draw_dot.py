@@ -17,7 +17,7 @@ from fsm.resources import PHASE_MEANING, PHASES
 
 FONT: Final = "Helvetica,Arial,sans-serif"
 SPINE: Final = "#0b6bcb"
-UNUSED: Final = "#9aa5b1"
+UNUSED: Final = "#7b8794"
 COLOURS: Final[dict[Kind, tuple[str, str]]] = {  # fill and border
     "live": ("#ffffff", "#52606d"),
     "stopping": ("#fdecc8", "#d29922"),
@@ -175,7 +175,7 @@ def _arrow(edges: tuple[Edge, ...], spine: tuple[Edge, ...], usage: Usage | None
             actors = ", ".join(edge.by)
             between = " " if len(edge.event + actors) < LABEL else '&#160;<br align="left"/>&#160;'
             text = f"{name}{between}{_small(_coloured(actors, QUIET))}"
-        rows.append(f'<td align="left" balign="left">&#160;{text}&#160;</td>')
+        rows.append(f'<td align="left" balign="left" width="84">&#160;{text}&#160;</td>')
     look = {"label": f"<{_table(rows, padding=1)}>"}
     look["tooltip"] = "; ".join(f"{edge.event}: {edge.why}" for edge in edges)
     if usual:
@@ -186,7 +186,7 @@ def _arrow(edges: tuple[Edge, ...], spine: tuple[Edge, ...], usage: Usage | None
 
 
 def _counted(event: str, count: int) -> str:
-    return f"<b>{count:,}</b> {event}" if count else _coloured(event, UNUSED)
+    return f"<b>{count:,}</b>&#160;{event}" if count else _coloured(event, UNUSED)
 
 
 def _used(count: int) -> dict[str, str]:

@@ -179,7 +179,8 @@ class Timeline:
         if line.reason:
             status = f" {line.status}" if line.status is not None else ""
             lane.outcome = line.reason + status
-            text = f"{lane.outcome}, {line.tokens} tokens" + (f": {line.why}" if line.why else "")
+            tokens = "1 token" if line.tokens == 1 else f"{line.tokens} tokens"
+            text = f"{lane.outcome}, {tokens}" + (f": {line.why}" if line.why else "")
             good = line.reason in ("stop", "length")
             lane.marks.append(Mark("answer", time, text, good))
         if line.target == "done":

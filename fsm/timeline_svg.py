@@ -8,11 +8,16 @@ from fsm.colours import FAINT, INK, PHASE_COLOURS, QUIET
 from fsm.resources import PHASES
 from fsm.timeline import PHASE_OF, STOPPING, Lane, Mark, Pool, Timeline
 
-WIDTH: Final = 1400
-LABEL: Final = 190
+WIDTH: Final = 1000
+"""About as wide as a page on GitHub, so that the letters stay readable there."""
+LABEL: Final = 150
 """Room for the request's name at the left."""
-END: Final = 150
+NAME: Final = 21
+"""Characters that fit there."""
+END: Final = 126
 """Room for its outcome at the right."""
+LEGEND: Final = 20
+"""Height of a row of the legend."""
 ROW: Final = 22
 BAR: Final = 14
 TOP: Final = 92
@@ -33,17 +38,19 @@ def draw(timeline: Timeline, title: str) -> str:
     if timeline.view.until == float("inf") and lanes:
         end = max(timeline.end if lane.end is None else lane.end for lane in lanes)
     axis = _Axis(start, max(end, start + 1e-6))
-    bottom = TOP + max(1, len(lanes)) * ROW
+    legend, rows = _legend(lanes)
+    top = TOP + LEGEND * (rows - 1)
+    bottom = top + max(1, len(lanes)) * ROW
     height = bottom + 34 + len(pools) * POOL
     several = len(timeline.headers) > 1
     parts = [
         *_frame(height),
         *_heading(timeline, title, lanes),
-        *_legend(lanes),
-        *axis.draw(TOP - 6, bottom),
+        *legend,
+        *axis.draw(top - 6, bottom),
     ]
     for number, lane in enumerate(lanes):
-        parts += _lane(lane, TOP + number * ROW, axis, several, number)
+        parts += _lane(lane, top + number * ROW, axis, several, number)
     for number, pool in enumerate(pools):
         node = timeline.headers[timeline.pools.index(pool)].node
         parts += _pool(pool, node, bottom + 34 + number * POOL, axis)
@@ -91,37 +98,47 @@ def _frame(height: int) -> Iterator[str]:
 def _heading(timeline: Timeline, title: str, lanes: Sequence[Lane]) -> Iterator[str]:
     view = timeline.view
     first = view.limit * (view.page - 1) + 1
-    shown = f"requests {first:,} to {first + len(lanes) - 1:,} of {timeline.matching:,}"
+    lives = "lives" if len(timeline.headers) > 1 else "requests"
+    shown = f"{lives} {first:,} to {first + len(lanes) - 1:,} of {timeline.matching:,}"
     if len(lanes) == timeline.matching:
-        shown = f"{len(lanes):,} requests"
+        shown = f"{len(lanes):,} {lives}"
     if not lanes:
-        shown = f"none of {timeline.matching:,} requests on page {view.page}"
+        shown = f"none of {timeline.matching:,} {lives} on page {view.page}"
     yield f'<text x="16" y="26" font-size="17" font-weight="bold">{escape(title)}</text>'
-    yield (f'<text x="{WIDTH - 16}" y="26" text-anchor="end" fill="{QUIET}">{shown}</text>')
+    yield f'<text x="{WIDTH - 16}" y="26" text-anchor="end" fill="{QUIET}">{shown}</text>'
 
 
-def _legend(lanes: Sequence[Lane]) -> Iterator[str]:
-    """The phases and marks that occur, in the order of a life."""
+def _legend(lanes: Sequence[Lane]) -> tuple[list[str], int]:
+    """The phases and marks that occur, in the order of a life, and the rows that they take."""
     states = {span.state for lane in lanes for span in lane.spans if span.end > span.start}
     phases = {PHASE_OF[state] for state in states if state in PHASE_OF}
     marks = {(mark.kind, mark.good) for lane in lanes for mark in lane.marks}
-    x = 16.0
-    for phase in PHASES:
-        if phase in phases:
-            name: str = "retired, not yet done" if phase == "retired" else phase
-            fill = PHASE_COLOURS[phase]
-            yield f'<rect x="{x}" y="42" width="14" height="14" rx="2" fill="{fill}"/>'
-            yield f'<text x="{x + 19}" y="53">{name}</text>'
-            x += 40 + 6.2 * len(name)
-    for kind, good, name in (
-        ("answer", True, "answer: stop, length"),
-        ("answer", False, "answer: abort, error"),
-        ("retract", True, "retraction"),
-    ):
-        if (kind, good) in marks:
-            yield _sign(kind, good, x + 7, 49, name)
-            yield f'<text x="{x + 19}" y="53">{name}</text>'
-            x += 40 + 6 * len(name)
+    entries: list[tuple[str, str]] = [
+        (
+            "retired, not yet done" if phase == "retired" else phase,
+            f'<rect y="-7" width="14" height="14" rx="2" fill="{PHASE_COLOURS[phase]}"/>',
+        )
+        for phase in PHASES
+        if phase in phases
+    ]
+    entries += [
+        (name, _sign(kind, good, 7, y, name))
+        for kind, good, y, name in (
+            ("answer", True, 0, "answer: stop, length"),
+            ("answer", False, 0, "answer: abort, error"),
+            ("retract", True, 5, "retraction"),
+        )
+        if (kind, good) in marks
+    ]
+    parts, x, row = list[str](), 16.0, 0
+    for name, symbol in entries:
+        width = 19 + 5.8 * len(name)
+        if x + width > WIDTH - 10:
+            x, row = 16.0, row + 1
+        place = f"translate({x:.1f} {49 + row * LEGEND})"
+        parts.append(f'<g transform="{place}">{symbol}<text x="19" y="4">{name}</text></g>')
+        x += width + 16
+    return parts, row + 1
 
 
 def _lane(lane: Lane, y: int, axis: _Axis, several: bool, number: int) -> Iterator[str]:
@@ -131,7 +148,7 @@ def _lane(lane: Lane, y: int, axis: _Axis, several: bool, number: int) -> Iterat
     middle = y + ROW / 2 + 4
     yield (
         f'<text x="{LABEL - 10}" y="{middle}" text-anchor="end">'
-        f"<title>{escape(name)} ({escape(lane.life)})</title>{escape(_short(name, 27))}</text>"
+        f"<title>{escape(name)} ({escape(lane.life)})</title>{escape(_short(name, NAME))}</text>"
     )
     top = y + (ROW - BAR) / 2
     for span in lane.spans:

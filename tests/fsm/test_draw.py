@@ -282,8 +282,8 @@ def test_what_nobody_did_is_grey_and_what_they_did_is_counted() -> None:
     )
     dot = to_dot(UNIFIED, usage)
     assert "unified-0: 3 requests" in dot
-    assert "<b>3</b> enqueue" in line_of(dot, '"arrived" -> "waiting"')
-    assert "<b>2</b> abort" in line_of(dot, '"waiting" [')
+    assert "<b>3</b>&#160;enqueue" in line_of(dot, '"arrived" -> "waiting"')
+    assert "<b>2</b>&#160;abort" in line_of(dot, '"waiting" [')
     assert "never" in line_of(dot, '"decoding" [')
     assert "dashed" in line_of(dot, '"waiting" -> "prefilling"')
 
