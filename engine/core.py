@@ -128,6 +128,7 @@ class SchedulerCore(Stepping):
             refusal = Refusal(f"session_params: {error}")
         if refusal is None:
             self._accepting(message)
+        origin = self.tracer.cause
         for index, rid in enumerate(rids if refusal is None else [message.rid]):
             member = member_of(message, index)
             request = self._arrive(member, rid, group, prompt, max_new, now, refusal is None)
@@ -136,7 +137,7 @@ class SchedulerCore(Stepping):
                 self._refuse(request, refusal)
             else:
                 self._enqueue(request, message.deadline_s, now)
-            self.tracer.cause = None
+            self.tracer.cause = origin
 
     def abort(self, message: Abort) -> None:
         """End requests by exact rid, group rid, or all; reply with what became of each rid."""

@@ -307,7 +307,8 @@ class DecodeScheduler(PairedScheduler):
         if message != "continued":
             super()._due(request, message)
             return
-        request.pairing = Pairing(self._mint(), self._worker(self._pairing(request).node))
+        before = self._pairing(request)
+        request.pairing = Pairing(self._mint(), self._worker(before.node), line=before.line)
         self._ask_again(request, request.pairing)
         self._deadlines.set(self._clock() + self.meeting_timeout_s, "meeting", request)
         leases: dict[Resource, Lease] = {"rooms": self._open_room(request)}
@@ -329,6 +330,7 @@ class DecodeScheduler(PairedScheduler):
                 request.sampling,
                 self.node,
                 request.priority,
+                self._origin(pairing.line),
             ),
         )
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from engine import frames
 from fsm.protocol import Address, Doors, FrameKind, Role
-from transport.control import PeerAbort, PeerFrame, PeerHello, PeerReject
+from transport.control import Origin, PeerAbort, PeerFrame, PeerHello, PeerReject
 
 DOOR_CAPACITY: Final = 4096
 """Rooms remembered, of each kind; the oldest is forgotten first."""
@@ -29,6 +29,7 @@ class Early(NamedTuple):
 class _Ending(NamedTuple):
     message: str
     status: int | None
+    origin: Origin | None = None
 
 
 _UNKNOWN: Final = _Ending(UNKNOWN_ROOM, 503)
@@ -51,7 +52,7 @@ class Doorkeeper:
             self._early[frame.room] = (node, frame)
             while len(self._early) > DOOR_CAPACITY:
                 self._early.popitem(last=False)
-        return [frames.at_door(kind, frame, ending.message, ending.status) for kind in replies]
+        return [frames.at_door(kind, frame, *ending) for kind in replies]
 
     def arrived(self, room: str) -> Early | None:
         """The request of ``room`` is here: what was said to it before."""
@@ -62,10 +63,13 @@ class Doorkeeper:
         node, frame = kept
         return Early(node, early[0], early[1].sender, frame)
 
-    def ended(self, room: str, how: FrameKind, message: str, status: int | None) -> None:
-        """Whoever asks for ``room`` from now on is told how its life ended."""
+    def ended(
+        self, room: str, how: FrameKind, message: str, status: int | None, origin: Origin | None
+    ) -> None:
+        """Whoever asks for ``room`` from now on is told how its life ended; ``origin`` says where
+        that is traced."""
         self._doors.ended(room, how)
-        self._endings[room] = _Ending(message or UNKNOWN_ROOM, status)
+        self._endings[room] = _Ending(message or UNKNOWN_ROOM, status, origin)
         while len(self._endings) > DOOR_CAPACITY:
             self._endings.popitem(last=False)
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from engine import endings
 from fsm.protocol import FrameKind, Role
 from fsm.rules import Message
+from fsm.trace import Cause
 from transport.control import (
+    ControlFrame,
+    Origin,
     PeerAbort,
     PeerDone,
     PeerFrame,
@@ -59,9 +64,23 @@ def parting(
             raise ValueError(f"{kind} carries more than why something ends")
 
 
-def at_door(kind: FrameKind, frame: PeerFrame, message: str, status: int | None) -> PeerFrame:
+def at_door(
+    kind: FrameKind, frame: PeerFrame, message: str, status: int | None, origin: Origin | None
+) -> PeerFrame:
     """The answer to a frame for nobody: from the life that was meant, if one was."""
-    return parting(kind, frame.room, frame.receiver or DOOR, frame.sender, message, status)
+    answer = parting(kind, frame.room, frame.receiver or DOOR, frame.sender, message, status)
+    return traced(answer, origin)
+
+
+def traced(frame: PeerFrame, origin: Origin | None) -> PeerFrame:
+    """``frame``, with the line of its sender's trace that it follows from, if there is one."""
+    return frame if origin is None else replace(frame, origin=origin)
+
+
+def cause_of(frame: ControlFrame) -> Cause | None:
+    """The line of the sender's trace, as a trace here names it."""
+    origin = frame.origin
+    return None if origin is None else Cause(origin.node, origin.seq, origin.boot_id)
 
 
 def reading(role: Role, message: Message, frame: PeerFrame) -> tuple[Message, Finish | None]:

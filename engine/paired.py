@@ -36,6 +36,7 @@ from fsm.trace import Sink
 from transport.control import (
     ControlFrame,
     Heartbeat,
+    Origin,
     PeerDone,
     PeerFrame,
     PeerGrant,
@@ -86,8 +87,9 @@ class PairedScheduler(SchedulerCore):
         return mail
 
     def receive(self, node: str, frame: ControlFrame) -> None:
-        """A frame from ``node`` arrived."""
+        """A frame from ``node`` arrived. What is done about it follows from what it tells of."""
         self._now()
+        self.tracer.cause = frames.cause_of(frame)
         match frame:
             case Heartbeat():
                 self._heartbeat_arrived(node, frame)
@@ -95,6 +97,7 @@ class PairedScheduler(SchedulerCore):
                 self._recompute(frame)
             case _:
                 self._peer_frame(node, frame)
+        self.tracer.cause = None
 
     def peer_closed(self, node: str) -> None:
         """The socket to a peer was closed, or its process is gone: it writes no more."""
@@ -179,12 +182,14 @@ class PairedScheduler(SchedulerCore):
             self._apply(request, message, decision, finish)
 
     def _answer_at_door(self, node: str, frame: PeerFrame) -> None:
-        if frame.receiver is not None or frame.room not in self.rooms:
+        tenant = self.rooms.get(frame.room)
+        if frame.receiver is not None or tenant is None:
             for reply in self.doors.knock(node, frame):
                 self._send(node, reply)
         elif isinstance(frame, PeerHello):
             # Somebody else's request has this room, and keeps it (B84).
-            self._send(node, frames.at_door("reject", frame, ROOM_TAKEN, 400))
+            origin = self._origin(self._pairing(tenant).line)
+            self._send(node, frames.at_door("reject", frame, ROOM_TAKEN, 400, origin))
 
     # --- hooks of the core ---
 
@@ -246,12 +251,14 @@ class PairedScheduler(SchedulerCore):
 
     def _end_room(self, pairing: Pairing, how: FrameKind) -> None:
         """Whoever asks for this room from now on is told how it ended."""
-        self.doors.ended(pairing.room, how, pairing.reason, pairing.status)
+        origin = self._origin(pairing.line)
+        self.doors.ended(pairing.room, how, pairing.reason, pairing.status, origin)
 
     def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
         pairing = request.pairing
         if pairing is None:
             return
+        pairing.line = self.tracer.seq
         finish = request.finish
         if not self.chart.is_live(edge.target) and finish is not None and not pairing.reason:
             pairing.reason, pairing.status = finish.message or finish.type, finish.status
@@ -279,7 +286,9 @@ class PairedScheduler(SchedulerCore):
         early = self.doors.arrived(pairing.room)
         if early is not None and frames.KINDS[type(early.frame)] == early.kind:
             message = protocol.READS[self.role][early.kind]
+            submission, self.tracer.cause = self.tracer.cause, frames.cause_of(early.frame)
             self._hear(request, pairing, early.node, message, early.frame)
+            self.tracer.cause = submission
 
     def _settle(self, request: Request) -> None:
         while request.life in self.roster.lives:
@@ -336,6 +345,10 @@ class PairedScheduler(SchedulerCore):
                 self._send(pairing.node, self._frame(kind, request, pairing))
 
     def _frame(self, kind: FrameKind, request: Request, pairing: Pairing) -> PeerFrame:
+        """What ``request`` says now: it follows from how it came to be where it is."""
+        return frames.traced(self._untraced(kind, request, pairing), self._origin(pairing.line))
+
+    def _untraced(self, kind: FrameKind, request: Request, pairing: Pairing) -> PeerFrame:
         room, sender, receiver = pairing.room, request.life, pairing.life
         match kind:
             case "hello":
@@ -357,6 +370,10 @@ class PairedScheduler(SchedulerCore):
 
     def _grant_frame(self, request: Request, pairing: Pairing) -> PeerGrant:
         raise LifecycleBug(f"{self.role} grants nothing ({request.rid}, room {pairing.room})")
+
+    def _origin(self, line: int) -> Origin | None:
+        """A line of our trace, for a peer; None for no line."""
+        return Origin(self.node, self.boot_id, line) if line else None
 
     def _send(self, node: str, frame: ControlFrame) -> None:
         self._mail.append((node, frame))
@@ -426,8 +443,9 @@ class PairedScheduler(SchedulerCore):
                 continue
             nodes.setdefault(pairing.node, []).append(pairing.room)
             self._stand(request, pairing)
+        paused, origin = self.pause_mode is not None, self._origin(self.tracer.seq)
         for node, rooms in nodes.items():
-            self._send(node, Heartbeat(self.node, self.boot_id, rooms, self.pause_mode is not None))
+            self._send(node, Heartbeat(self.node, self.boot_id, rooms, paused, origin))
 
     def _listen(self, now: float) -> None:
         """Whoever was not heard for too long may be frozen, or cut off: requests do not wait."""

@@ -21,6 +21,8 @@ class Pairing:
     reason: str = ""
     """Why this side ended before the hand-over, for the peer."""
     status: int | None = None
+    line: int = 0
+    """The newest line about this life in its node's trace; 0 if there is none."""
 
     knocked_again: bool = False
     """The peer's door was found closed before the two had met, and hello was said once more."""

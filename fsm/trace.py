@@ -33,6 +33,15 @@ class Balance(NamedTuple):
     kept: int
 
 
+class Cause(NamedTuple):
+    """A line that others follow from. ``boot`` is the boot id of the process that wrote it; empty:
+    the process that names it."""
+
+    node: str
+    seq: int
+    boot: str = ""
+
+
 STILL: Final = Flow(0, 0)
 PAGES: Final = "pages"
 
@@ -54,7 +63,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
 class SubmitLine(
     msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="submit", omit_defaults=True
 ):
-    """A life begins, in its chart's initial state, holding ``taken``."""
+    """A life begins, in its chart's initial state, holding ``taken``. ``cause`` and ``boot`` are
+    those of a move: there where another node asked for it."""
 
     time: float
     node: str
@@ -65,14 +75,17 @@ class SubmitLine(
     taken: tuple[str, ...]
     prompt_tokens: int
     max_new_tokens: int
+    cause: tuple[str, int] | None = None
+    boot: str = ""
 
 
 class MoveLine(
     msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="move", omit_defaults=True
 ):
-    """One transition. ``cause`` is the (node, seq) of the line that caused it, where one did;
-    ``tokens`` is the output delivered so far. ``units``, ``flow`` and ``pool`` are there when it
-    takes pages, ``reason`` and ``status`` when it answers the client."""
+    """One transition. ``cause`` is the (node, seq) of the line that caused it, where one did, and
+    ``boot`` the boot id of that node's process, where it is not this one; ``tokens`` is the output
+    delivered so far. ``units``, ``flow`` and ``pool`` are there when it takes pages, ``reason`` and
+    ``status`` when it answers the client."""
 
     time: float
     node: str
@@ -94,6 +107,7 @@ class MoveLine(
     pool: Balance | None = None
     reason: str = ""
     status: int | None = None
+    boot: str = ""
 
 
 class LeaseLine(
@@ -159,8 +173,8 @@ class Tracer:
     ) -> None:
         self.node: Final = node
         self.seq = 0
-        self.cause: tuple[str, int] | None = None
-        """What the next moves follow from, until this is changed."""
+        self.cause: Cause | None = None
+        """What the next submissions and moves follow from, until this is changed."""
         self._clock = clock
         self._sink = sink
         self._pages = pages
@@ -171,9 +185,9 @@ class Tracer:
         return self._sink is not None
 
     @property
-    def last(self) -> tuple[str, int]:
-        """The newest line, as a ``cause`` names it."""
-        return self.node, self.seq
+    def last(self) -> Cause:
+        """The newest line."""
+        return Cause(self.node, self.seq)
 
     def watch(self, pages: Callable[[], Balance]) -> None:
         """Read balances with ``pages`` from now on: the pool may be younger than the tracer."""
@@ -202,10 +216,14 @@ class Tracer:
         prompt_tokens: int,
         max_new_tokens: int,
     ) -> None:
-        if self._sink is not None:
-            self._sink(
-                SubmitLine(*self._stamp(), life, rid, kit, taken, prompt_tokens, max_new_tokens)
+        if self._sink is None:
+            return
+        cause, boot = _named(self.cause)
+        self._sink(
+            SubmitLine(
+                *self._stamp(), life, rid, kit, taken, prompt_tokens, max_new_tokens, cause, boot
             )
+        )
 
     def move(
         self,
@@ -229,6 +247,7 @@ class Tracer:
         if self._sink is None:
             return
         flow, pool = self._flow() if units else (STILL, None)
+        cause, boot = _named(self.cause)
         self.seq = seq = self.seq + 1  # not by _stamp: this is the hot one
         self._sink(
             MoveLine(
@@ -245,13 +264,14 @@ class Tracer:
                 taken,
                 dropped,
                 why,
-                self.cause,
+                cause,
                 tokens,
                 units,
                 flow,
                 pool,
                 reason,
                 status,
+                boot,
             )
         )
 
@@ -282,3 +302,8 @@ class Tracer:
         self._before = now = self._pages()
         free, cached = now.free - before.free, now.cached - before.cached
         return (Flow(free, cached) if free or cached else STILL), now
+
+
+def _named(cause: Cause | None) -> tuple[tuple[str, int] | None, str]:
+    """The fields ``cause`` and ``boot`` of a line."""
+    return (None, "") if cause is None else ((cause.node, cause.seq), cause.boot)

@@ -7,7 +7,7 @@ taken for one of another life in the same room.
 ``msgspec`` carries them; a frame that does not decode fails its peer's request, not the thread
 that read it. What the frames mean is in ``fsm.protocol``."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -19,12 +19,28 @@ KvTerms: TypeAlias = tuple[str, int, str, str, str]
 """Layout, page size, dtype, weights digest and chart fingerprints: what two peers must agree on."""
 
 
+MAX_NAME: Final = 256
+"""Characters in the name of a node or a process."""
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The line of the sender's trace that a frame follows from: line ``seq`` of the process
+    ``boot_id`` of ``node``. What the receiver does about the frame names it as its cause."""
+
+    node: _Name
+    boot_id: _Name
+    seq: Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
+
+
 class _Frame(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, kw_only=True):
-    """The envelope. ``receiver`` is None before the peer's life is known."""
+    """The envelope. ``receiver`` is None before the peer's life is known; ``origin`` is the newest
+    line about the sender, None if its node writes no trace."""
 
     room: str
     sender: str
     receiver: str | None = None
+    origin: Origin | None = None
 
 
 class PeerHello(_Frame, frozen=True, tag="hello"):
@@ -77,17 +93,20 @@ PeerFrame: TypeAlias = (
 )
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag_field="kind", tag="heartbeat"):
-    """Once a second: the rooms that are live with this peer, and whether generation is paused."""
+class Heartbeat(msgspec.Struct, frozen=True, tag_field="kind", tag="heartbeat", omit_defaults=True):
+    """Once a second: the rooms that are live with this peer, and whether generation is paused.
+    ``origin`` is the newest line of the node's trace."""
 
     node: str
     boot_id: str
     rooms: list[str]
     paused: bool = False
+    origin: Origin | None = None
 
 
-class Recompute(msgspec.Struct, frozen=True, tag_field="kind", tag="recompute"):
-    """Decode asks prefill to compute ``tokens`` (prompt and output) again, in a fresh room."""
+class Recompute(msgspec.Struct, frozen=True, tag_field="kind", tag="recompute", omit_defaults=True):
+    """Decode asks prefill to compute ``tokens`` (prompt and output) again, in a fresh room.
+    ``origin`` is the newest line about the request."""
 
     room: str
     rid: str
@@ -96,6 +115,7 @@ class Recompute(msgspec.Struct, frozen=True, tag_field="kind", tag="recompute"):
     """How the next token is chosen: one that had emitted nothing yet takes it."""
     node: str
     priority: int = 0
+    origin: Origin | None = None
 
 
 ControlFrame: TypeAlias = PeerFrame | Heartbeat | Recompute
