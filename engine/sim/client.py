@@ -53,6 +53,8 @@ class View:
     seen_at_answer: int = 0
     weights: list[str] = field(default_factory=list)
     """The weights that each token was computed under."""
+    times: list[int] = field(default_factory=list)
+    """When the front end of the node that computed it was shown each token, in microseconds."""
 
     @property
     def tokens(self) -> list[int]:
@@ -76,6 +78,8 @@ class Submission:
     refused: Finish | None = None
     """The front end's own refusal: the engine never heard of it."""
     watch: Watch | None = None
+    sent_us: int = 0
+    """When its client sent it."""
     waits: bool = False
     """For the last request of its rid to settle; the engine has not heard of it."""
 
@@ -112,6 +116,9 @@ class Clients:
         """Answers to what was asked, newest last."""
         self.faults: list[str] = []
         self.last_answer_us = 0
+        self.looks_at_tokens = detok_us > 0
+        """What a token is, or when it comes, may decide what happens next: looking at one takes
+        time, or somebody has asked for a stop string."""
         self._down = False
         self._world = world
         self._detok_us = detok_us
@@ -152,8 +159,16 @@ class Clients:
     def submit(
         self, name: str, message: Submit, stops: tuple[bytes, ...], watch: Watch | None = None
     ) -> Submission:
-        submission = Submission(name, message, stops, self._turns(message.session), watch=watch)
+        submission = Submission(
+            name,
+            message,
+            stops,
+            self._turns(message.session),
+            watch=watch,
+            sent_us=self._world.now_us,
+        )
         self.submissions[name] = submission
+        self.looks_at_tokens |= self._matches and bool(stops)
         self._open(submission)
         return submission
 
@@ -178,16 +193,22 @@ class Clients:
             self._post(Abort(rids=(record.rid,), cause="disconnect"), "")
         self.table.retire_if_settled(record)
 
-    def receive(self, frame: FromEngine, weights: str | list[str] = "") -> None:
+    def receive(
+        self,
+        frame: FromEngine,
+        weights: str | list[str] = "",
+        times: list[int] | None = None,
+    ) -> None:
         """A frame of the engine has arrived; ``weights`` are those it computed under (of each
-        token, in a list)."""
+        token, in a list). ``times`` are those of the tokens of each output, where that is not when
+        they are looked at."""
         if isinstance(frame, Reply):
             if frame.query:  # 0 is what nobody waits for
                 self.replies.append(frame.data)
         elif isinstance(frame, Outputs):
             for output in frame.outputs:
                 self._check_order(output)
-            self._world.after(self._detok_us, lambda: self._look(frame.outputs, weights))
+            self._world.after(self._detok_us, lambda: self._look(frame.outputs, weights, times))
 
     @property
     def open(self) -> list[Submission]:
@@ -264,7 +285,9 @@ class Clients:
         if output.finish is not None:
             self._last_words.add(output.rid)
 
-    def _look(self, outputs: list[Output], weights: str | list[str]) -> None:
+    def _look(
+        self, outputs: list[Output], weights: str | list[str], times: list[int] | None
+    ) -> None:
         for output in outputs:
             for member in self.table.route(output):
                 view = self._views[member]
@@ -275,6 +298,11 @@ class Clients:
                     )
                 fresh = member.deliver(output)
                 view.weights += [weights] * len(fresh) if isinstance(weights, str) else weights
+                view.times += (
+                    [self._world.now_us] * len(fresh)
+                    if times is None
+                    else times[len(times) - len(fresh) :]
+                )
                 if member.terminal is None:
                     hit = view.search.push(fresh)
                     member.examine(len(member.tokens), hit)

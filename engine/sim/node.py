@@ -16,6 +16,7 @@ from engine.hash_model import HashModel
 from engine.scheduler import ModelFacts, Scheduler
 from engine.sim.book import Book
 from engine.sim.client import Clients
+from engine.sim.fast_forward import Eventful, uneventful
 from engine.sim.gates import GATES, Gate, GateName
 from engine.sim.ranks import Ranks, RankSettings
 from engine.sim.runner import DEFAULT_COSTS, Costs, Done, SimRunner
@@ -84,6 +85,8 @@ class SimNode:
         """Something has happened here since the last check."""
         self.skew_us = 0
         """How far its clock is ahead."""
+        self._behind_us = 0
+        """How far the turn that is being made up for lies in the past."""
         self.forwards: Final[Counter[str]] = Counter()
         """How many launched steps contained each life."""
         config = settings.config
@@ -97,7 +100,7 @@ class SimNode:
         self.ranks.end = self.kill
         self.model: Final = self.ranks.leader
         """The leader's device."""
-        self.runner: Final = SimRunner(world, self.model, settings.costs, self._done)
+        self.runner: Final = SimRunner(world, self.model, settings.costs, self._done, self.catch_up)
         self.store: VirtualStore | None = None
         if settings.store_latency_us is not None:
             self.store = VirtualStore(world, settings.store_latency_us, self.wake)
@@ -125,6 +128,9 @@ class SimNode:
         self._results: deque[Done] = deque()
         self._turn_due = False
         self._alarm: float | None = None
+        self._alarm_us: int | None = None
+        self.fast_forward = False
+        """Whether uneventful steps may be computed late (:mod:`engine.sim.fast_forward`)."""
 
     def _build(self, facts: ModelFacts) -> SchedulerCore:
         """The production scheduler of this role."""
@@ -142,7 +148,7 @@ class SimNode:
 
     def clock(self) -> float:
         """Seconds, as this node's own clock shows them."""
-        return (self.world.now_us + self.skew_us) / US_PER_S
+        return (self.world.now_us - self._behind_us + self.skew_us) / US_PER_S
 
     # --- what the scheduler sees ---
 
@@ -164,6 +170,7 @@ class SimNode:
         self.wake()
 
     def wake(self) -> None:
+        self.catch_up()
         if not self._turn_due:
             self._turn_due = True
             self.world.after(0, self._turn)
@@ -264,12 +271,45 @@ class SimNode:
         self._commit()
         scheduler.poll_store()
         self._poll()
+        launched, before = False, scheduler.tracer.last
         while self._may_launch() and scheduler.launch() is not None:
-            pass
+            launched = True
+        settled = scheduler.tracer.last == before and (launched or not scheduler.roster.queue)
         self._speak()
         for frame in scheduler.flush():
             self.clients.receive(frame, self.model.weights)
         self._set_alarm()
+        if self.fast_forward and settled and (steps := uneventful(self)):
+            self.runner.doze(steps, self._alarm_us)
+
+    def catch_up(self) -> None:
+        """Do what the steps are owed that ended while this node dozed, each at its own time."""
+        owed = self.runner.wake() if self.fast_forward else []
+        if not owed:
+            return
+        world, scheduler = self.world, self.scheduler
+        when_us, place = owed[-1]
+        # What is being run now may stand between the end of the last step and the turn it causes.
+        due = when_us == world.now_us and world.place < place
+        times = [when for when, _ in owed[: len(owed) - due]]
+        before = scheduler.tracer.last
+        self._turn_due = True
+        for when in times:
+            self._behind_us = world.now_us - when
+            self.runner.repay(when)
+            self._commit()
+            if scheduler.launch() is None:
+                raise Eventful(f"{self.name}: that nothing is launched was not foreseen")
+        self._behind_us = 0
+        for frame in scheduler.flush():
+            self.clients.receive(frame, self.model.weights, times)
+        if scheduler.tracer.last != before:
+            raise Eventful(f"{self.name}: trace line {scheduler.tracer.last} was not foreseen")
+        if due:
+            self.runner.repay(when_us)
+            world.take(place, self._turn)
+        else:
+            self._turn_due = False
 
     def _hear(self) -> None:
         """Take what peers have said."""
@@ -321,10 +361,10 @@ class SimNode:
         due = self.scheduler.next_deadline()
         if due is not None and due != self._alarm:
             self._alarm = due
-            self.world.at_seconds(due - self.skew_us / US_PER_S, self._ring)
+            self._alarm_us = self.world.at_seconds(due - self.skew_us / US_PER_S, self._ring)
 
     def _ring(self) -> None:
-        self._alarm = None
+        self._alarm = self._alarm_us = None
         self.wake()
 
     def _owners(self, name: str) -> dict[str, int]:

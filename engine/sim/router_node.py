@@ -57,8 +57,8 @@ class RouterNode:
         self._names: dict[str, str] = {}
         """Submission by rid, of open requests."""
         self._calls: dict[tuple[str, str, int], Call] = {}
-        self._sent: dict[str, int] = {}
-        """Tokens that the client was sent, by member."""
+        self._sent: dict[str, dict[str, int]] = {}
+        """Tokens that the client was sent, by rid and member."""
         self._probing = False
         self._deferred: list[Callable[[], None]] = []
         """What a partition, or a freeze, keeps from happening."""
@@ -135,7 +135,7 @@ class RouterNode:
 
     def _submit(self, message: Submit, submission: str) -> None:
         self._names[message.rid] = submission
-        self._sent = {k: n for k, n in self._sent.items() if k.partition("#")[0] != message.rid}
+        self._sent[message.rid] = {}
         if not self._probing:
             self._probing = True
             for name in self._workers():
@@ -245,16 +245,18 @@ class RouterNode:
             if index < len(views):
                 self._copy(own, views[index], views[index].finish or finish)
             else:
-                self._emit(Output(own.member.rid, self._sent.get(own.member.rid, 0), finish=finish))
+                member = own.member.rid
+                self._emit(Output(member, self._told(own).get(member, 0), finish=finish))
         self._names.pop(rid, None)
 
     def _copy(self, own: View, view: View, finish: Finish | None) -> None:
-        start = self._sent.get(own.member.rid, 0)
+        told, rid = self._told(own), own.member.rid
+        start = told.get(rid, 0)
         member, visible = view.member, view.tokens
-        self._sent[own.member.rid] = max(start, len(visible))
+        told[rid] = max(start, len(visible))
         self._emit(
             Output(
-                own.member.rid,
+                rid,
                 start,
                 visible[start:],
                 member.logprobs[start : len(visible)] or None,
@@ -266,14 +268,20 @@ class RouterNode:
                 member.retractions,
             ),
             view.weights[start : len(visible)],
+            view.times[start : len(visible)],
         )
+
+    def _told(self, own: View) -> dict[str, int]:
+        return self._sent[own.member.record.rid]
 
     def _own(self, rid: str) -> list[View]:
         name = self._names.get(rid)
         return self.clients.submissions[name].views if name is not None else []
 
-    def _emit(self, output: Output, weights: list[str] | None = None) -> None:
-        self.clients.receive(Outputs([output]), weights or [])
+    def _emit(
+        self, output: Output, weights: list[str] | None = None, times: list[int] | None = None
+    ) -> None:
+        self.clients.receive(Outputs([output]), weights or [], times or [])
 
 
 def _finish(submission: Submission) -> Finish:

@@ -42,8 +42,14 @@ class SimRunner:
     """An :class:`engine.scheduler.Runner` in virtual time."""
 
     def __init__(
-        self, world: World, model: Executor, costs: Costs, deliver: Callable[[Done], None]
+        self,
+        world: World,
+        model: Executor,
+        costs: Costs,
+        deliver: Callable[[Done], None],
+        woken: Callable[[], None] = lambda: None,
     ) -> None:
+        """``woken`` is called when a step ends that is to be computed, and others are owed."""
         self.gate: Final = Gate()
         self.queue: deque[Work] = deque()
         """Launched and not ended, in order."""
@@ -55,14 +61,44 @@ class SimRunner:
         self._model = model
         self._costs = costs
         self._deliver = deliver
+        self._woken = woken
+        self.owed: list[tuple[int, int]] = []
+        """Steps that have ended and are not computed: when, and the place of what they cause."""
         self._running = False
         self._waiting = False
+        self._dozing = 0
+        """So many steps end before anything is computed again."""
+        self._pace_us = 0
+        """What each of them takes."""
+        self._due_us = 0
+        """When the running step ends."""
         self._known: dict[int, int] = {}
         self._chunks: dict[tuple[str, int], int] = {}
 
     def launch(self, work: Work) -> None:
         self.queue.append(work)
         self._start()
+
+    def doze(self, steps: int, before_us: int | None) -> None:
+        """Compute up to ``steps`` steps, all like the last one in the queue, only when asked to
+        (:mod:`engine.sim.fast_forward`); none that does not end before ``before_us``."""
+        self._pace_us = self._costs.of(self.queue[-1])
+        if before_us is not None:
+            steps = min(steps, (before_us - 1 - self._due_us) // self._pace_us + 1)
+        self._dozing = max(0, steps)
+
+    def wake(self) -> list[tuple[int, int]]:
+        """Compute steps when they end, from now on; returns what is owed, each of which has to be
+        computed now with :meth:`repay`."""
+        owed, self.owed, self._dozing = self.owed, [], 0
+        return owed
+
+    def repay(self, when_us: int) -> None:
+        """Compute the step that ended at ``when_us``, the first in the queue."""
+        work = self.queue.popleft()
+        self.last_end_us = when_us
+        self._deliver(self._compute(work))
+        self._take_up()
 
     def look(self) -> None:
         """The gate has changed: a step that waits at it may end now."""
@@ -73,12 +109,26 @@ class SimRunner:
     def _start(self) -> None:
         if self.queue and not self._running:
             self._running = True
-            work = self.queue[0]
-            if isinstance(work, Batch):
-                self.gate.arrive(self._chunk_numbers(work))
-            self._world.after(self._costs.of(work), self._arrive)
+            self._take_up()
+            cost = self._costs.of(self.queue[0])
+            self._due_us = self._world.now_us + cost
+            self._world.after(cost, self._arrive)
+
+    def _take_up(self) -> None:
+        """The first in the queue begins."""
+        work = self.queue[0]
+        if isinstance(work, Batch):
+            self.gate.arrive(self._chunk_numbers(work))
 
     def _arrive(self) -> None:
+        if self._dozing:
+            self._dozing -= 1
+            self.owed.append((self._world.now_us, self._world.reserve()))
+            self._due_us = self._world.now_us + self._pace_us
+            self._world.at(self._due_us, self._arrive)
+            return
+        if self.owed:
+            self._woken()
         if isinstance(self.queue[0], Batch) and not self.gate.passes():
             self._waiting = True
             return

@@ -61,6 +61,8 @@ class Target(Protocol):
     @property
     def page_pool(self) -> PagePool: ...
     def slot_owner(self, slot: int) -> str | None: ...
+    def catch_up(self) -> None:
+        """Its memory is about to be written: what its device should have done by now is done."""
 
 
 @dataclass(slots=True)
@@ -214,6 +216,7 @@ class SimWire:
         if target is None or target.dead:
             error = error or "the connection is closed"
         elif not error:
+            target.catch_up()
             self._check(write, target)
             if write.slot >= 0:
                 target.slots.write(write.slot, write.record)

@@ -15,11 +15,13 @@ import msgspec
 
 from engine.hash_model import BYTES
 from engine.sim.deployment import Cluster
-from engine.sim.world import US_PER_MS
+from engine.sim.world import US_PER_MS, World
 from transport.messages import SamplingParams, Submit
 
 BLOCK: Final = 512
 """Prompt tokens that one hash id stands for."""
+REST_US: Final = 100 * US_PER_MS
+"""How often a cluster that nobody sends anything to is asked whether it is at rest."""
 
 
 class Arrival(NamedTuple):
@@ -67,20 +69,29 @@ def _block(number: int) -> list[int]:
     return [byte % BYTES for byte in random.Random(number).randbytes(BLOCK)]
 
 
-def feed(cluster: Cluster, arrivals: Iterable[Arrival]) -> int:
+def feed(cluster: Cluster, arrivals: Iterable[Arrival], fast_forward: bool = True) -> int:
     """Send requests into a cluster and run it until it is at rest; returns how many were sent.
-    Nothing is checked on the way: that is what scenarios and seeds are for."""
+
+    Nothing is checked on the way: that is what scenarios and seeds are for. Uneventful steps are
+    fast-forwarded, which changes nothing but the time it takes.
+    """
     world, clients = cluster.world, cluster.clients_of(cluster.entrance)
+    for node in cluster.nodes.values():
+        node.fast_forward = fast_forward
     sent = 0
     for arrival in arrivals:
-        while world.next_us is not None and world.next_us <= arrival.time_us:
-            world.step()
-        world.advance(max(world.now_us, arrival.time_us))
+        _run(world, arrival.time_us)
         name = f"r{sent}"
         sampling = SamplingParams(max_new_tokens=arrival.output, temperature=0.0)
         clients.submit(name, Submit(name, arrival.prompt, sampling), ())
         sent += 1
-    while cluster.unrest():
-        for _ in range(1000):
-            world.step()
+    while len(clients.table) or cluster.unrest():
+        _run(world, world.now_us + REST_US)
     return sent
+
+
+def _run(world: World, until_us: int) -> None:
+    """Run everything up to ``until_us``, and leave the clock there."""
+    while world.next_us is not None and world.next_us <= until_us:
+        world.step()
+    world.advance(max(world.now_us, until_us))

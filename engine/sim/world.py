@@ -6,6 +6,7 @@ knows what an event does.
 """
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -22,6 +23,8 @@ class World:
         self.now_us = 0
         self.events = 0
         """Events run so far."""
+        self.place: float = math.inf
+        """Where in its instant the event stands that is being run; outside of one, after all."""
         self._heap: list[tuple[int, int, Action]] = []
         self._serial = 0
 
@@ -34,19 +37,32 @@ class World:
         self._serial += 1
         heapq.heappush(self._heap, (max(when_us, self.now_us), self._serial, action))
 
+    def reserve(self) -> int:
+        """A place among the events of this instant, for :meth:`take`: after everything that is
+        scheduled already, before what is scheduled from now on."""
+        self._serial += 1
+        return self._serial
+
+    def take(self, place: int, action: Action) -> None:
+        """Run ``action`` in this instant, at a place that was reserved in it."""
+        heapq.heappush(self._heap, (self.now_us, place, action))
+
     def after(self, delay_us: int, action: Action) -> None:
         """Run ``action`` in ``delay_us``, which may be 0: after everything due now."""
         self.at(self.now_us + delay_us, action)
 
-    def at_seconds(self, when_s: float, action: Action) -> None:
-        """Run ``action`` at the first microsecond that is not before ``when_s``, and not now.
+    def at_seconds(self, when_s: float, action: Action) -> int:
+        """Run ``action`` at the first microsecond that is not before ``when_s``, and not now;
+        returns it.
 
         For deadlines: the conversion must not wake anybody a rounding error too early, for ever.
         """
         when_us = round(when_s * US_PER_S)
         if when_us / US_PER_S < when_s:
             when_us += 1
-        self.at(max(when_us, self.now_us + 1), action)
+        when_us = max(when_us, self.now_us + 1)
+        self.at(when_us, action)
+        return when_us
 
     @property
     def next_us(self) -> int | None:
@@ -55,10 +71,10 @@ class World:
 
     def step(self) -> None:
         """Advance to the next event and run it."""
-        when_us, _, action = heapq.heappop(self._heap)
-        self.now_us = when_us
+        self.now_us, self.place, action = heapq.heappop(self._heap)
         self.events += 1
         action()
+        self.place = math.inf
 
     def advance(self, until_us: int) -> None:
         """Move the clock of a world in which nothing is due before ``until_us``."""
