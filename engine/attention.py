@@ -8,10 +8,12 @@ nothing until somebody wants it.
 The torch back end
 ==================
 
-``scaled_dot_product_attention`` knows nothing of pages, so keys and values are gathered first.
-Queries that share a call form a *group* of rows, each a page table with a *tile* of consecutive
-queries. Query heads that share a key/value head are folded into the query dimension, so keys and
-values are never repeated.
+``scaled_dot_product_attention`` knows nothing of pages, so keys and values are gathered first, into
+a buffer that every layer uses again. Queries that share a call form a *group* of rows, each a page
+table with a *tile* of consecutive queries. Keys and values are never repeated: query heads that
+share a key/value head are folded into the query dimension, except in single queries on a CPU,
+whose kernel lets heads share them, works through vectors faster than through matrices of three
+rows, and has more heads to divide among threads.
 
 - Decodes (tile 1) are grouped by context length, so that one long context does not pad all others
   to its length, and so few at a time that what is gathered stays in cache until it is used
@@ -104,20 +106,22 @@ class _Group:
 
     rows: int
     tile: int
-    tables: int
-    """Page tables: one for each row, or a single one that all rows share."""
-    queries: Tensor | slice
+    queries: Tensor | slice | None
     """Which of the step's tokens these are, ``int64[rows * tile]``; a row that does not fill its
-    tile repeats its last query."""
+    tile repeats its last query. None is all of them, in their order."""
     kept: Tensor | None
     """``int64[n]``: which of ``queries`` are no such fillers; None if all."""
     pages: Tensor
-    """``int64[tables * n]``: the page tables, one after another."""
-    keys: int
-    """How many keys each row is offered."""
+    """``int64[n]``: the page tables, one after another: one for each row, or a single one that all
+    rows share."""
+    gathered: Tensor
+    """Where one layer of ``pages`` is gathered (:meth:`KVPool.gather`)."""
+    key: Tensor
+    """``[rows, kv_heads, keys, head_dim]``: the keys that each row is offered, in ``gathered``."""
+    value: Tensor
+    """Likewise."""
     mask: Tensor | None
-    """``[rows, 1, tile * query heads per key head, keys]``, 0 or minus infinity; None hides
-    nothing."""
+    """``[rows, 1, query length, keys]``, 0 or minus infinity; None hides nothing."""
 
 
 class TorchAttention:
@@ -128,26 +132,25 @@ class TorchAttention:
         self._num_heads = num_heads
         self._heads_per_kv = num_heads // kv.layout.num_kv_heads
         self._exact = exact
+        on_cpu = kv.pages.device.type == "cpu"
+        self._attend = _flash_on_cpu if on_cpu else scaled_dot_product_attention
+        self._kernel_shares_heads = on_cpu
         layout = kv.layout
         key_bytes = 2 * layout.num_kv_heads * layout.head_dim * layout.dtype.itemsize
         self._group_keys = GROUP_BYTES // key_bytes
         self._groups: list[_Group] = []
         self._order: Tensor | None = None
+        self._buffer = kv.new_gathered(0)
 
     def plan(self, index: PagedIndex) -> None:
         items = range(len(index.kv_last_page_len))
         decodes = [item for item in items if index.new_tokens(item) == 1]
         contexts = [index.context(item) for item in decodes]
-        groups = []
-        tokens: list[Tensor] = []
-
-        def add(rows: Sequence[_Row], tile: int) -> None:
-            group, covered = self._group(index, rows, tile)
-            groups.append(group)
-            tokens.append(covered)
-
-        for part in group_by_context(decodes, contexts, self._group_keys):
-            add([_Row(item, 0, 1) for item in part], EXACT_TILE if self._exact else 1)
+        tile = EXACT_TILE if self._exact else 1
+        shares = [
+            ([_Row(item, 0, 1) for item in part], tile)
+            for part in group_by_context(decodes, contexts, self._group_keys)
+        ]
         for item in items:
             count = index.new_tokens(item)
             if count == 1:
@@ -155,87 +158,113 @@ class TorchAttention:
             tile = EXACT_TILE if self._exact else min(CHUNK_TILE, count)
             rows = [_Row(item, first, min(tile, count - first)) for first in range(0, count, tile)]
             if self._exact:
-                add(rows, tile)
+                shares.append((rows, tile))
             else:
-                for row in rows:
-                    add([row], row.queries)
-        self._groups = groups
-        order = torch.cat(tokens)
-        in_order = bool((order.diff() > 0).all())
-        self._order = None if in_order else order.argsort().to(self._kv.pages.device)
+                shares.extend(([row], row.queries) for row in rows)
+        self._groups = [self._group(index, rows, tile) for rows, tile in shares]
+        order = array("q")
+        for rows, _ in shares:
+            for row in rows:
+                first = index.qo_indptr[row.item] + row.first
+                order.extend(range(first, first + row.queries))
+        in_order = order == array("q", range(len(order)))
+        self._order = None if in_order else _tensor(order).argsort().to(self._kv.pages.device)
 
     def run(self, layer: int, query: Tensor) -> Tensor:
         if len(self._groups) == 1:
-            return self._attend(layer, self._groups[0], query)
-        out = torch.cat([self._attend(layer, group, query) for group in self._groups])
+            return self._run_group(layer, self._groups[0], query)
+        out = torch.cat([self._run_group(layer, group, query) for group in self._groups])
         return out if self._order is None else out.index_select(0, self._order)
 
-    def _attend(self, layer: int, group: _Group, query: Tensor) -> Tensor:
+    def _run_group(self, layer: int, group: _Group, query: Tensor) -> Tensor:
         kv_heads, head_dim = self._kv.layout.num_kv_heads, self._kv.layout.head_dim
         rows, tile, heads = group.rows, group.tile, self._heads_per_kv
         if isinstance(group.queries, slice):
             query = query[group.queries]
-        else:
+        elif group.queries is not None:
             query = query.index_select(0, group.queries)
-        if tile == 1:
-            folded = query.view(rows, kv_heads, heads, head_dim)
-        else:
+        if tile > 1:
             folded = query.view(rows, tile, kv_heads, heads, head_dim).transpose(1, 2).flatten(2, 3)
-        kv = self._kv.gather(layer, group.pages).view(group.tables, -1, 2, kv_heads, head_dim)
-        key, value = kv[:, : group.keys].permute(2, 0, 3, 1, 4).unbind(0)
-        if group.tables < rows:
-            key, value = key.expand(rows, -1, -1, -1), value.expand(rows, -1, -1, -1)
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=group.mask)
+        elif self._kernel_shares_heads:
+            folded = query.unsqueeze(2)
+        else:
+            folded = query.view(rows, kv_heads, heads, head_dim)
+        self._kv.gather(layer, group.pages, group.gathered)
+        out = self._attend(folded, group.key, group.value, attn_mask=group.mask)
         if tile > 1:
             out = out.view(rows, kv_heads, tile, heads, head_dim).transpose(1, 2)
         out = out.reshape(rows * tile, self._num_heads * head_dim)
         return out if group.kept is None else out.index_select(0, group.kept)
 
-    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> tuple[_Group, Tensor]:
-        """The group of ``rows``, and the tokens (``int64[n]``) that its results are for."""
+    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> _Group:
         device, page_size = self._kv.pages.device, index.page_size
-        item, first, count = torch.tensor(rows, dtype=torch.int64).unbind(1)
-        starts = torch.tensor(
-            [index.context(row.item) - index.new_tokens(row.item) for row in rows]
-        )
-        place = torch.arange(tile).minimum(count.unsqueeze(1) - 1) + first.unsqueeze(1)
-        visible = starts.unsqueeze(1) + place + 1
-        keys = int(visible.max())
+        queries, visible, kept = array("q"), array("q"), array("q")
+        for row in rows:
+            start = index.context(row.item) - index.new_tokens(row.item) + row.first
+            place = index.qo_indptr[row.item] + row.first
+            fillers = tile - row.queries
+            kept.extend(range(len(queries), len(queries) + row.queries))
+            queries.extend(range(place, place + row.queries))
+            queries.extend([place + row.queries - 1] * fillers)
+            visible.extend(range(start + 1, start + row.queries + 1))
+            visible.extend([start + row.queries] * fillers)
+        keys = max(visible)
         if self._exact:
             keys += -keys % EXACT_KEYS
 
-        queries = (_tensor(index.qo_indptr)[item].unsqueeze(1) + place).flatten()
-        real = (torch.arange(tile) < count.unsqueeze(1)).flatten()
-        kept = None if bool(real.all()) else real.nonzero().squeeze(1)
-        tokens = queries if kept is None else queries[kept]
-
-        tables = item[:1] if bool((item == item[0]).all()) else item
-        indptr = _tensor(index.kv_indptr)
         # A table that is too short repeats its own last page: masked, and no other request's
         # contents.
-        columns = indptr[tables].unsqueeze(1) + torch.arange(-(-keys // page_size))
-        columns = columns.minimum(indptr[tables + 1].unsqueeze(1) - 1)
+        pages, width = array("q"), -(-keys // page_size)
+        tables = list(dict.fromkeys(row.item for row in rows))
+        if len(tables) > 1:
+            tables = [row.item for row in rows]
+        for item in tables:
+            begin = index.kv_indptr[item]
+            end = min(index.kv_indptr[item + 1], begin + width)
+            pages.extend(index.kv_indices[begin:end])
+            pages.extend([index.kv_indices[end - 1]] * (width - (end - begin)))
+        if len(pages) > len(self._buffer):
+            self._buffer = self._kv.new_gathered(len(pages))
+        gathered = self._buffer[: len(pages)]
+        key, value = self._kv.keys_and_values(gathered, len(tables), keys)
 
         mask = None
-        if keys > int(visible.min()):
-            hidden = torch.arange(keys) >= visible.unsqueeze(2)
-            mask = torch.zeros(hidden.shape, dtype=self._kv.layout.dtype).masked_fill_(
-                hidden, -torch.inf
-            )
-            mask = mask.repeat_interleave(self._heads_per_kv, dim=1).unsqueeze(1).to(device)
-        consecutive = bool((queries.diff() == 1).all())
-        start = int(queries[0])
-        group = _Group(
+        if keys > min(visible):
+            hidden = torch.arange(keys) >= _tensor(visible).view(len(rows), tile, 1)
+            mask = torch.zeros(hidden.shape, dtype=self._kv.layout.dtype)
+            mask.masked_fill_(hidden, -torch.inf)
+            if tile > 1 or not self._kernel_shares_heads:
+                mask = mask.repeat_interleave(self._heads_per_kv, dim=1)
+            mask = mask.unsqueeze(1).to(device)
+        return _Group(
             rows=len(rows),
             tile=tile,
-            tables=len(tables),
-            queries=slice(start, start + len(queries)) if consecutive else queries.to(device),
-            kept=None if kept is None else kept.to(device),
-            pages=_tensor(index.kv_indices)[columns.flatten()].to(device),
-            keys=keys,
+            queries=_selection(queries, index.qo_indptr[-1], device),
+            kept=None if len(kept) == len(queries) else _tensor(kept).to(device),
+            pages=_tensor(pages).to(device),
+            gathered=gathered,
+            key=key.expand(len(rows), -1, -1, -1),
+            value=value.expand(len(rows), -1, -1, -1),
             mask=mask,
         )
-        return group, tokens
+
+
+def _flash_on_cpu(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> Tensor:
+    """What :func:`scaled_dot_product_attention` comes to on a CPU. It allows more query heads than
+    key heads, and choosing a kernel takes as long as a short attention."""
+    out, _ = torch._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+        query, key, value, attn_mask=attn_mask
+    )
+    return out
+
+
+def _selection(tokens: array[int], total: int, device: torch.device) -> Tensor | slice | None:
+    """How to select ``tokens`` among ``total``: None if that is all of them, a slice if they are
+    consecutive."""
+    start = tokens[0]
+    if tokens != array("q", range(start, start + len(tokens))):
+        return _tensor(tokens).to(device)
+    return None if len(tokens) == total else slice(start, start + len(tokens))
 
 
 class FlashInferAttention:

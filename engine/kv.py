@@ -115,10 +115,22 @@ class KVPool:
         for page in pages:
             self.pages[page].zero_()
 
-    def gather(self, layer: int, pages: Tensor) -> Tensor:
-        """Copy one layer of ``pages`` (``int64[n]``): ``[n, page_size * 2 * kv_heads *
-        head_dim]``."""
-        return self._layers[layer].index_select(0, pages)
+    def new_gathered(self, pages: int) -> Tensor:
+        """Room for one layer of ``pages`` pages: ``[pages, page_size * 2 * kv_heads * head_dim]``,
+        not initialised."""
+        return self.pages.new_empty(pages, self._layers[0].shape[1])
+
+    def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
+        """Copy one layer of ``pages`` (``int64[n]``) to ``out``, of :meth:`new_gathered`."""
+        torch.index_select(self._layers[layer], 0, pages, out=out)
+
+    def keys_and_values(self, gathered: Tensor, tables: int, keys: int) -> tuple[Tensor, Tensor]:
+        """The first ``keys`` tokens of each of ``tables`` page tables that were gathered one after
+        another: two views ``[tables, kv_heads, keys, head_dim]``."""
+        layout = self.layout
+        tokens = gathered.view(tables, -1, 2, layout.num_kv_heads, layout.head_dim)
+        key, value = tokens[:, :keys].permute(2, 0, 3, 1, 4).unbind(0)
+        return key, value
 
     def read_pages(self, pages: array[int]) -> list[bytes]:
         """The contents of ``pages``, one blob of :attr:`KVLayout.page_bytes` each."""

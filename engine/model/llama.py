@@ -65,7 +65,7 @@ class RMSNorm:
         # sqrt(mean(x^2) + eps) * sqrt(size) = hypot(norm(x), sqrt(size * eps)): half the calls of
         # torch's own. In float32 throughout: rounding the scale of a row to bfloat16 errs in all
         # its elements alike, which quadruples the divergence from float32's distribution.
-        scale = torch.hypot(torch.linalg.vector_norm(x, dim=1, keepdim=True), self._floor)
+        scale = torch.linalg.vector_norm(x, dim=1, keepdim=True).hypot_(self._floor)
         return torch.div(x, scale).mul_(self._weight)
 
 
