@@ -30,24 +30,28 @@ from server import (
 from server.replay_files import FAULTS, FITS, UNUSABLE
 
 HELP: Final = """\
-Replay what requests did, and say what does not fit. `interlock serve --trace FILE` writes traces;
-docs/trace-format.md describes them."""
+Replay what requests did, and say what does not fit.
+`interlock serve --trace FILE` writes traces; docs/trace-format.md describes
+them."""
 
 EPILOG: Final = """\
 examples:
   fsm-replay trace.jsonl                           does it fit?
   fsm-replay show --tail 20 trace.jsonl            the last lines, readable
   fsm-replay timeline trace.jsonl -o trace.svg     a picture of it
+  fsm-replay run tests/scenarios                   scenario files, replayed
   fsm-replay COMMAND --help                        more about one command
 
 exit codes: 0 it fits · 1 faults were found · 2 a file that cannot be used"""
 
 RUN_HELP: Final = """\
-Run scenario files on a simulated cluster: the production scheduler in virtual time, with the hash
-model. A run has to meet every 'expect' of its file, keep every invariant after every event, and
-leave exactly the golden trace FILE.trace that lies beside FILE.scenario.
+Run scenario files on a simulated cluster: the production scheduler in virtual
+time, with the hash model. A run has to meet every 'expect' of its file, keep
+every invariant after every event, and leave exactly the golden trace
+FILE.trace that lies beside FILE.scenario.
 
-A folder stands for the *.scenario files in it. The language is described in docs/scenarios.md."""
+A folder stands for the *.scenario files in it. The language is described in
+docs/scenarios.md."""
 
 RUN_EPILOG: Final = """\
 examples:
@@ -56,7 +60,8 @@ examples:
   fsm-replay run --show tests/scenarios/b24_abort_overlapped.scenario
   fsm-replay run --rewrite tests/scenarios/b24_abort_overlapped.scenario
 
-exit codes: 0 all fit · 1 faults or changed traces · 2 a file that cannot be used"""
+exit codes: 0 all fit · 1 faults or changed traces
+            2 a file that cannot be used"""
 
 
 @dataclass(slots=True)

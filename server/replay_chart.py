@@ -13,9 +13,10 @@ from server.replay_files import FITS, UNUSABLE, Commands, command, console, open
 from server.replay_stats import gather, seconds
 
 HELP: Final = """\
-Draw the statechart of a trace with counts on its arrows, and entries and dwell times (median and
-99th percentile) in its states. What no request did is grey. Needs the program `dot` (Graphviz);
---dot writes the text that `dot` would read."""
+Draw the statechart of a trace with counts on its arrows, and entries and
+dwell times (median and 99th percentile) in its states. What no request did is
+grey. Needs the program `dot` (Graphviz); --dot writes the text that `dot`
+would read."""
 
 EXAMPLES: Final = """\
   fsm-replay chart trace.jsonl -o trace-chart.svg
@@ -31,7 +32,7 @@ def add(commands: Commands) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the picture [default NODE-chart.svg; the node's name is added if there are several]",
+        help="the picture, or, of several nodes, FILE-NODE for each [default NODE-chart.svg]",
     )
     parser.add_argument("--dot", action="store_true", help="write dot text, not SVG")
 

@@ -12,6 +12,7 @@ from fsm.trace_read import TraceReader, Unusable
 from server.replay_files import (
     FAULTS,
     FITS,
+    JUDGED,
     Commands,
     Faults,
     command,
@@ -22,13 +23,15 @@ from server.replay_files import (
 )
 
 HELP: Final = """\
-Replay every move and lease of a trace through fresh ledgers, by the charts of this build, and say
-what does not fit: an illegal move, wrong leases, a leak, a double release, a missing or second
-answer, a token count that cannot be, a stale life or attempt, a chart that differs, a gap. After a
-fault it goes on, and counts.
+Replay every move and lease of a trace through fresh ledgers, by the charts of
+this build, and say what does not fit: an illegal move, wrong leases, a leak,
+a double release, a missing or second answer, a token count that cannot be, a
+stale life or attempt, a chart that differs, a gap. After a fault it goes on,
+and counts.
 
-Traces of several nodes are joined by the causes they name, never by their clocks. A trace without
-a footer was cut short; that is said, and is a fault only with --complete.
+Traces of several nodes are joined by the causes they name, never by their
+clocks. A trace without a footer was cut short; that is said, and is a fault
+only with --complete.
 
 'check' may be left out: fsm-replay TRACE … does the same."""
 
@@ -39,7 +42,13 @@ EXAMPLES: Final = """\
 
 def add(commands: Commands) -> None:
     parser = command(
-        commands, "check", check, "replay traces, and say what does not fit", HELP, EXAMPLES
+        commands,
+        "check",
+        check,
+        "replay traces, and say what does not fit",
+        HELP,
+        EXAMPLES,
+        codes=JUDGED,
     )
     parser.add_argument(
         "--complete",

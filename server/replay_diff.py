@@ -9,9 +9,10 @@ from fsm.trace_read import TraceReader, Unusable
 from server.replay_files import FAULTS, FITS, Commands, command, console, progress, unusable
 
 HELP: Final = """\
-Compare two traces request by request: the edges they took, in order, and how they ended. Times,
-pages and ids that differ from run to run are ignored. Of each request that differs, the first
-difference is printed as 'RID after WHAT WAS THE SAME: LEFT | RIGHT'.
+Compare two traces request by request: the edges they took, in order, and how
+they ended. Times, pages and ids that differ from run to run are ignored. Of
+each request that differs, the first difference is printed as 'RID after WHAT
+WAS THE SAME: LEFT | RIGHT'.
 
 Requests are paired by rid, or by their order if the traces share few rids."""
 
@@ -29,14 +30,19 @@ def add(commands: Commands) -> None:
         HELP,
         EXAMPLES,
         ("left", "right"),
+        "0 alike · 1 they differ",
     )
-    parser.add_argument("--by", choices=("rid", "order"), help="how requests are paired")
+    parser.add_argument(
+        "--by",
+        choices=("rid", "order"),
+        help="how requests are paired [default by what the rids allow]",
+    )
     parser.add_argument(
         "--limit",
         type=int,
         default=50,
         metavar="N",
-        help="print the first N, 0 is all [default 50]",
+        help="print the first N differences, 0 is all [default 50]",
     )
 
 

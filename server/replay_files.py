@@ -17,7 +17,11 @@ FITS: Final = 0
 FAULTS: Final = 1
 UNUSABLE: Final = 2
 
-EXIT_CODES: Final = "exit codes: 0 it fits · 1 faults were found · 2 a file that cannot be used"
+DONE: Final = "0 done"
+JUDGED: Final = "0 it fits · 1 faults were found"
+"""What the exit codes mean of subcommands that look for no faults, and of those that do."""
+UNUSABLE_MEANS: Final = "2 a file that cannot be used"
+EXIT_CODES: Final = f"exit codes: {JUDGED} · {UNUSABLE_MEANS}"
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 """What ``add_subparsers`` returns; argparse has no public name for it."""
@@ -34,13 +38,15 @@ def command(
     description: str,
     examples: str,
     traces: tuple[str, ...] = (),
+    codes: str = DONE,
 ) -> argparse.ArgumentParser:
-    """The parser of a subcommand that reads traces: any number, or one for each name."""
+    """The parser of a subcommand that reads traces: any number, or one for each name. ``codes``
+    says what the exit codes 0 and, where there is one, 1 mean."""
     parser = commands.add_parser(
         name,
         help=summary,
         description=description,
-        epilog=f"examples:\n{examples}\n\n{EXIT_CODES}",
+        epilog=f"examples:\n{examples}\n\nexit codes: {codes} · {UNUSABLE_MEANS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in traces:

@@ -13,8 +13,9 @@ from fsm.trace_show import KINDS, Filter, Shown, Teller
 from server.replay_files import FITS, Commands, Faults, command, console, open_traces, unusable
 
 HELP: Final = """\
-Print the lines of traces for people: seconds since the start, the request, and what happened, as
-'from -event-> to by=actor +taken -dropped (why)'. Lines of several nodes are joined by cause."""
+Print the lines of traces for people: seconds since the start, the request,
+and what happened, as 'from -event-> to by=actor +taken -dropped (why)'. Lines
+of several nodes are joined by cause."""
 
 EXAMPLES: Final = """\
   fsm-replay show trace.jsonl --rid chatcmpl-17

@@ -28,15 +28,15 @@ from server.replay_files import (
 )
 
 HELP: Final = """\
-Figures of traces: for each state how often it was entered and how long requests stayed, for each
-resource its peak and the time it was held, for requests the times to the first token and to the
-answer, and how they ended.
+Figures of traces: for each state how often it was entered and how long
+requests stayed, for each resource its peak and the time it was held, for
+requests the times to the first token and to the answer, and how they ended.
 
 Quantiles are within 1 % of the value, in constant memory (a DDSketch)."""
 
 EXAMPLES: Final = """\
   fsm-replay stats trace.jsonl
-  fsm-replay stats trace.jsonl --json | jq '.["unified-0"].states.decoding.p99_s'
+  fsm-replay stats trace.jsonl --json | jq '.[].states.decoding.p99_s'
   fsm-replay stats prefill-0.jsonl decode-0.jsonl --csv -o stats.csv"""
 
 QUANTILES: Final = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))

@@ -20,13 +20,14 @@ from server.replay_files import (
 )
 
 HELP: Final = """\
-Draw traces as SVG: a lane for each request on each node, its phases coloured, answers and
-retractions marked, the page pools below. A browser shows states, times and reasons where the mouse
-points. Of many requests, a page is drawn; choose others by --page, --rid and the times."""
+Draw traces as SVG: a lane for each request on each node, its phases coloured,
+answers and retractions marked, the page pools below. A browser shows states,
+times and reasons where the mouse points. Of many requests, a page is drawn;
+choose others by --page, --rid and the times."""
 
 EXAMPLES: Final = """\
   fsm-replay timeline trace.jsonl -o trace.svg
-  fsm-replay timeline trace.jsonl --since 10 --until 12.5 --limit 200 -o busy.svg
+  fsm-replay timeline trace.jsonl --since 10 --until 12.5 -o busy.svg
   fsm-replay timeline prefill-0.jsonl decode-0.jsonl --rid 'chat-7*' -o pair.svg"""
 
 
@@ -37,20 +38,24 @@ def add(commands: Commands) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the picture [default TRACE.svg in this folder]",
+        help="the picture [default TRACE.svg in the current folder]",
     )
     parser.add_argument(
-        "--rid", action="append", default=[], help="these requests; * and ? are wild"
+        "--rid", action="append", default=[], help="these requests only; * and ? are wild"
     )
     parser.add_argument(
-        "--since", type=float, default=0.0, metavar="S", help="from S seconds after the start on"
+        "--since",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="from S seconds after the start on [default 0]",
     )
     parser.add_argument(
         "--until",
         type=float,
         default=float("inf"),
         metavar="S",
-        help="up to S seconds after the start",
+        help="up to S seconds after the start [default the end]",
     )
     parser.add_argument(
         "--limit", type=int, default=60, metavar="N", help="lanes in a picture [default 60]"

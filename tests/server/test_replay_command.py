@@ -230,7 +230,7 @@ def test_a_chart_with_counts(run: Run, trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "c.dot"
     assert run("chart", "--dot", trace, "-o", path)[0] == FITS
     text = path.read_text()
-    assert "<b>11</b> prefilled" in text
+    assert "<b>11</b>&#160;prefilled" in text
     assert "unified-0: 14 requests in" in text
     assert "11 ×" in text
 
