@@ -38,11 +38,6 @@ DOOR: Final = "door"
 """The sender where no life was meant."""
 
 
-def boot_of(life: str) -> str:
-    """The boot id of the process that a life is on; empty where there is none."""
-    return life.rpartition(":")[0]
-
-
 def parting(
     kind: FrameKind, room: str, sender: str, receiver: str | None, message: str, status: int | None
 ) -> PeerFrame:

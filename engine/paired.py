@@ -21,7 +21,7 @@ from engine.core import SchedulerCore
 from engine.deadlines import Timer
 from engine.doorkeeper import Doorkeeper
 from engine.intake import Refusal
-from engine.pairing import Pairing
+from engine.pairing import Pairing, boot_of
 from engine.peers import Peers
 from engine.request import Request
 from engine.rooms import RoomLease, Rooms
@@ -114,7 +114,7 @@ class PairedScheduler(SchedulerCore):
             if pairing.life is None and not pairing.knocked_again:
                 pairing.knocked_again = True
                 self._stand(request, pairing)
-            elif pairing.life is None or frames.boot_of(pairing.life) != successor:
+            elif pairing.life is None or boot_of(pairing.life) != successor:
                 self._prove(request, "peer_gone", self._gone(node))
 
     def _peer_frame(self, node: str, frame: PeerFrame) -> None:
@@ -140,7 +140,7 @@ class PairedScheduler(SchedulerCore):
         """A frame for a life of ours: note what it carries, decide, and answer."""
         if pairing.life is None:
             pairing.life, pairing.node = frame.sender, node
-        self._heard(node, frames.boot_of(frame.sender))
+        self._heard(node, boot_of(frame.sender))
         if request.life not in self.roster.lives:
             return
         message, finish = frames.reading(self.role, message, frame)

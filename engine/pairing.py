@@ -5,8 +5,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from engine.frames import boot_of
 from transport.wire import Process
+
+
+def boot_of(life: str) -> str:
+    """The boot id of the process that a life is on; empty where there is none."""
+    return life.rpartition(":")[0]
 
 
 @dataclass(slots=True)
