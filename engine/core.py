@@ -144,7 +144,7 @@ class SchedulerCore(Stepping):
         outcome: dict[str, list[str]] = {"aborted": [], "finished": [], "unknown": []}
         wanted = list(self.roster.live) if message.all else list(message.rids)
         for rid in wanted:
-            requests = self.groups.members(rid) or [r for r in [self.roster.live.get(rid)] if r]
+            requests = self._meant(rid)
             for request in requests:
                 self._deliver(request, "abort", endings.aborted(request, message.cause))
             if requests:
@@ -155,6 +155,10 @@ class SchedulerCore(Stepping):
                 outcome["unknown"].append(rid)
         if message.query:
             self._replies.append(Reply(message.query, outcome))
+
+    def _meant(self, rid: str) -> list[Request]:
+        """Live requests that a client calls ``rid``: one, or the members of a group."""
+        return self.groups.members(rid) or [r for r in [self.roster.live.get(rid)] if r]
 
     def stop_matched(self, message: StopMatched) -> None:
         """The server found a stop string. Tokens past it never reached the client and do not

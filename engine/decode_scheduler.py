@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Final
 
 import msgspec
@@ -67,9 +67,13 @@ class DecodeScheduler(PairedScheduler):
         node: str = "",
         trace: Sink | None = None,
         mint: Callable[[], str] = lambda: secrets.token_hex(8),
+        workers: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        """``workers`` names the prefill nodes of the deployment, whether they were met or not: they
+        are asked to compute again what a node that is gone had computed."""
         self._slots = slots
         self._mint = mint
+        self._workers = workers
         self._host_total = host_pages
         self._copies: dict[int, Request] = {}
         self._tickets = 0
@@ -247,8 +251,9 @@ class DecodeScheduler(PairedScheduler):
         if request is None or request.state != "decoding":
             return False
         pages = self._pages(request)
+        written = self.kv.pages_for(request.launched)  # the rest is reserved, and empty
         try:
-            host = self.host.reserve(request.life, len(pages.table))
+            host = self.host.reserve(request.life, written)
         except Exhausted:
             finish = endings.broken("Retraction host KV pool exhausted")
             request.finish = finish
@@ -256,7 +261,7 @@ class DecodeScheduler(PairedScheduler):
             self._settle(request)
             return False
         self._fire(request, "retract", "scheduler", "forced", {"host_pages": host})
-        self._copy(request, PageExport(self._ticket(), array("q", pages.table)))
+        self._copy(request, PageExport(self._ticket(), array("q", pages.table[:written])))
         return True
 
     def _restore(self, request: Request) -> bool:
@@ -308,17 +313,33 @@ class DecodeScheduler(PairedScheduler):
             super()._due(request, message)
             return
         before = self._pairing(request)
-        request.pairing = Pairing(self._mint(), self._worker(before.node), line=before.line)
+        request.pairing = Pairing(self._mint(), before.node, line=before.line)
+        if not self.peers.answers(request.pairing.node):
+            self._try_another(request.pairing)
         self._ask_again(request, request.pairing)
         self._deadlines.set(self._clock() + self.meeting_timeout_s, "meeting", request)
         leases: dict[Resource, Lease] = {"rooms": self._open_room(request)}
         self._fire(request, "rebuild", "scheduler", "", leases, cause="continued")
 
-    def _worker(self, original: str) -> str:
-        """Who computes a held request again: its prefill, or another one if that is gone."""
-        if original in self.peers or not self.peers:
-            return original
-        return min(self.peers, key=lambda node: (len(self.rooms.of_peer(node)), node))
+    def _try_another(self, pairing: Pairing) -> bool:
+        """Turn to another prefill node than the one that is gone, or does not answer: to one that
+        is there if possible, to the one with the least to do for us. False if there is none."""
+        pairing.tried.add(pairing.node)
+        others = {*self._workers(), *self.peers} - pairing.tried
+        if not others:
+            return False
+        pairing.node = min(
+            others,
+            key=lambda node: (not self.peers.answers(node), len(self.rooms.of_peer(node)), node),
+        )
+        pairing.knocked_again = False
+        return True
+
+    def _closed_door(self, request: Request, pairing: Pairing) -> bool:
+        if request.state != "meeting" or not request.attempt or not self._try_another(pairing):
+            return False
+        self._stand(request, pairing)
+        return True
 
     def _ask_again(self, request: Request, pairing: Pairing) -> None:
         self._send(

@@ -114,8 +114,14 @@ class PairedScheduler(SchedulerCore):
             if pairing.life is None and not pairing.knocked_again:
                 pairing.knocked_again = True
                 self._stand(request, pairing)
+            elif pairing.life is None and self._closed_door(request, pairing):
+                continue
             elif pairing.life is None or boot_of(pairing.life) != successor:
                 self._prove(request, "peer_gone", self._gone(node))
+
+    def _closed_door(self, request: Request, pairing: Pairing) -> bool:
+        """Nobody is at the peer's node, for the second time. True if another one is asked."""
+        return False
 
     def _peer_frame(self, node: str, frame: PeerFrame) -> None:
         message = protocol.READS[self.role].get(frames.KINDS[type(frame)])
@@ -233,8 +239,12 @@ class PairedScheduler(SchedulerCore):
         may come to need all that the limits of this node promise."""
         if self.draining:
             raise Refusal("the server is shutting down", 503)
-        if len(self.roster.live) + members > self.config.max_queued_requests + self.rows.total:
+        if not self._room_for(members):
             raise Refusal("The request queue is full.", 503)
+
+    def _room_for(self, members: int) -> bool:
+        limit = self.config.max_queued_requests + self.rows.total
+        return len(self.roster.live) + members <= limit
 
     def _paired(self, request: Request, message: Submit) -> None:
         # The same body reaches both; prefill learns who its peer is from the hello.

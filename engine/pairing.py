@@ -31,6 +31,10 @@ class Pairing:
     knocked_again: bool = False
     """The peer's door was found closed before the two had met, and hello was said once more."""
 
+    # Decode: a rebuild.
+    tried: set[str] = field(default_factory=set)
+    """Prefill nodes that were asked to compute it again, and are gone."""
+
     # Prefill: the transfer.
     target: array[int] = field(default_factory=lambda: array("q"))
     """The peer's pages, in token order."""

@@ -62,6 +62,11 @@ class Peers:
         peer = self._peers.pop(node, None)
         return peer.boot_id if peer is not None else ""
 
+    def answers(self, node: str) -> bool:
+        """Whether the node was heard of, and is neither gone nor silent."""
+        peer = self._peers.get(node)
+        return peer is not None and not peer.silent
+
     # --- silence ---
 
     def beat_is_due(self, now: float) -> bool:

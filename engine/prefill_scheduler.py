@@ -7,6 +7,7 @@ of a prompt is reserved as a whole, so nothing here is ever retracted."""
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -14,8 +15,9 @@ import msgspec
 
 from engine import endings
 from engine.basics import ModelFacts, Runner
-from engine.batch import Sampled, StepResult
+from engine.batch import Batch, Sampled, StepResult
 from engine.config import EngineConfig
+from engine.frames import cause_of
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
 from engine.policy import Candidate, admit
@@ -62,6 +64,8 @@ class PrefillScheduler(PairedScheduler):
         self._writes: dict[int, Request] = {}
         self._tickets = 0
         self._recomputes = 0
+        self._recomputed: dict[str, str] = {}
+        self._asked_again: OrderedDict[str, Recompute] = OrderedDict()
         super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
 
     # --- hooks ---
@@ -145,8 +149,25 @@ class PrefillScheduler(PairedScheduler):
 
     def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
         super()._after(request, edge, cause)
+        if not self.chart.is_live(edge.target):
+            rid = request.rid.rpartition("@")[0]
+            if self._recomputed.get(rid) == request.rid:
+                del self._recomputed[rid]
         if edge.target == "sending":
             self._deadlines.set(self._clock() + self.transfer_timeout_s, "transfer", request)
+
+    def launch(self) -> Batch | None:
+        self._compute_again()
+        return super().launch()
+
+    def _process_gone(self, node: str, successor: str) -> None:
+        for room in [room for room, frame in self._asked_again.items() if frame.node == node]:
+            del self._asked_again[room]
+        super()._process_gone(node, successor)
+
+    def _meant(self, rid: str) -> list[Request]:
+        again = self.roster.live.get(self._recomputed.get(rid, ""))
+        return [*super()._meant(rid), *([again] if again is not None else [])]
 
     def commit(self, result: StepResult) -> None:
         """Commit the step, then start the writes of what it computed."""
@@ -186,10 +207,26 @@ class PrefillScheduler(PairedScheduler):
         """Compute a prompt and output again; nobody waits for this node's answer."""
         if frame.room in self.rooms or self.doors.has_ended(frame.room):
             return  # said again, because the first time might have been lost
+        self._asked_again[frame.room] = frame
+        self._compute_again()
+
+    def _compute_again(self) -> None:
+        """Begin what decode asked to be computed again, in its order, as far as the queue has room.
+
+        A limit on what may come in is no reason to end what is in already (S0.2): many are held by
+        one pause, and all of them are asked for by one continuation."""
+        while self._asked_again and (self.draining or self._room_for(1)):
+            _, frame = self._asked_again.popitem(last=False)
+            self._recompute_one(frame)
+
+    def _recompute_one(self, frame: Recompute) -> None:
         self._recomputes += 1
+        rid = f"{frame.rid}@{self._recomputes}"
+        self._recomputed[frame.rid] = rid  # who aborts the request here means this life
+        before, self.tracer.cause = self.tracer.cause, cause_of(frame)
         self.submit(
             Submit(
-                rid=f"{frame.rid}@{self._recomputes}",
+                rid=rid,
                 prompt=frame.tokens,
                 sampling=msgspec.structs.replace(
                     frame.sampling,
@@ -200,6 +237,7 @@ class PrefillScheduler(PairedScheduler):
                 room=frame.room,
             )
         )
+        self.tracer.cause = before
 
     def _write(self, request: Request) -> None:
         """Start writes of every page that is complete, and at the end of the slot."""
@@ -249,4 +287,4 @@ class PrefillScheduler(PairedScheduler):
 
     @property
     def at_rest(self) -> bool:
-        return super().at_rest and not self._writes
+        return super().at_rest and not self._writes and not self._asked_again

@@ -51,7 +51,10 @@ class Cluster:
         """Processes that were killed."""
         self.boots: Final[dict[str, int]] = {}
         self._rooms = 0
-        self._around = Surroundings(self.network, self._memory_of, self._mint_room)
+        prefills = [name for name in settings.nodes if name.startswith("prefill")]
+        self._around = Surroundings(
+            self.network, self._memory_of, self._mint_room, lambda: prefills
+        )
         for name in settings.nodes:
             self._boot(name, None)
         self.routers: Final[dict[str, RouterNode]] = {}

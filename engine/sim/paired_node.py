@@ -47,6 +47,8 @@ class Surroundings:
     find: Callable[[str], Target | None]
     """A decode node's memory as it is now."""
     mint_room: Callable[[], str]
+    prefills: Callable[[], list[str]]
+    """Names of all prefill nodes, dead or alive."""
 
 
 class PairedNode(SimNode):
@@ -207,6 +209,7 @@ class DecodeNode(PairedNode):
             node=self.name,
             trace=self.book.write,
             mint=self.around.mint_room,
+            workers=self.around.prefills,
         )
         self._limits(scheduler)
         if self.pair.held_timeout_us is not None:
