@@ -3,9 +3,13 @@
 A *model* (:mod:`fsm.explore_pd_model`, :mod:`fsm.explore_unified`) says what one request can do,
 :mod:`fsm.explore` walks everything that one or two of them can do together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from fsm.chart import Chart
+from fsm.resources import Resource
+from fsm.trace import Balance
 
 Cost: TypeAlias = int
 FREE: Final[Cost] = 0
@@ -52,6 +56,27 @@ class Moved(NamedTuple):
     by: str
     why: str
     who: int = 0
+    units: int = 1
+    """Pages that it takes, if it takes any."""
+    pool: Balance | None = None
+    """The page pool after it, in models that number pages."""
+    size: int = 1
+    """Pages that its prompt and the tokens it has had need."""
+
+
+class Leased(NamedTuple):
+    """Pages change hands outside a move."""
+
+    role: str
+    what: str
+    owner: int | str
+    """A request, or somebody who is none."""
+    units: int
+    pool: Balance
+
+
+Event: TypeAlias = Moved | Leased
+"""What a step does that a trace would say."""
 
 
 class Step(NamedTuple):
@@ -66,7 +91,9 @@ class Step(NamedTuple):
     repair: bool = False
     """Only a heartbeat brings it about. Without a fault before, that is a violation."""
     violation: str = ""
-    moves: tuple[Moved, ...] = ()
+    moves: tuple[Event, ...] = ()
+    who: int = 0
+    """Which request it is of, in a model that has several in one; -1: of the node."""
 
 
 class Hit(NamedTuple):
@@ -74,11 +101,22 @@ class Hit(NamedTuple):
 
     request: Request
     violation: str = ""
-    moves: tuple[Moved, ...] = ()
+    moves: tuple[Event, ...] = ()
 
 
 _Environment = TypeVar("_Environment")
 _Request = TypeVar("_Request")
+
+
+class Traced(NamedTuple):
+    """What a trace says of a node before anything happens there."""
+
+    chart: Chart
+    kit: frozenset[Resource]
+    """Of every request."""
+    pages: int | None = None
+    """Pages of the node, in models that number them; otherwise every life has one of its own."""
+    prompt_pages: int = 1
 
 
 class Model(Protocol[_Environment, _Request]):
@@ -86,6 +124,11 @@ class Model(Protocol[_Environment, _Request]):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def nodes(self) -> Mapping[str, Traced]:
+        """Role → the node that a counterexample is traced on."""
+        ...
 
     def begin(self) -> tuple[_Environment, _Request]: ...
 
@@ -119,7 +162,7 @@ class Taken:
     """Index of the request; -1 for an event of a node."""
     label: str
     after: str
-    moves: tuple[Moved, ...] = ()
+    moves: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ of a node, claims and rest. What a step is made of is in :mod:`fsm.explore_pd_st
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from fsm.explore_base import FREE, UNSURE, Cost, Hit, Moved, Step
+from fsm.decode import BASE_KIT as DECODE_KIT
+from fsm.explore_base import FREE, UNSURE, Cost, Event, Hit, Step, Traced
 from fsm.explore_pd import (
     DEAD,
     DECODE_POOLS,
@@ -23,6 +24,7 @@ from fsm.explore_pd_draft import Broken, Draft
 from fsm.explore_pd_nodes import DROPPING, EVERY_LEG, HITS, ROLES, Pauses, events
 from fsm.explore_pd_steps import Action, Setting, options
 from fsm.explore_pd_text import describe
+from fsm.prefill import BASE_KIT as PREFILL_KIT
 from fsm.protocol import Role
 from fsm.resources import Resource
 
@@ -44,7 +46,7 @@ class Part(NamedTuple):
     is_over: bool
     opened: bool
     says: tuple[Frame, ...]
-    moves: tuple[Moved, ...]
+    moves: tuple[Event, ...]
 
 
 class PairModel:
@@ -65,6 +67,10 @@ class PairModel:
         memory for all requests, otherwise there is enough, and only one metadata slot. ``pauses``:
         those that may hit each node."""
         self.design: Final = design
+        self.nodes: Final[Mapping[str, Traced]] = {
+            "prefill": Traced(design.prefill, PREFILL_KIT),
+            "decode": Traced(design.decode, DECODE_KIT),
+        }
         self._pauses: Final = pauses
         bits = [("prefill", r) for r in PREFILL_POOLS] + [("decode", r) for r in DECODE_POOLS]
         self._bit: Mapping[tuple[str, Resource], int] = {

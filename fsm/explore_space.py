@@ -8,8 +8,10 @@ from fsm.explore_base import (
     Budget,
     Cost,
     Environment,
+    Event,
     Hit,
     Model,
+    Moved,
     Request,
     Step,
     Taken,
@@ -185,7 +187,9 @@ class Space:
                 state = self._pack([target, *others], self._env(step.environment), left)
                 if state == after:
                     names[who] = target
-                    return Taken(who, step.label, self._text_of(after, names), step.moves)
+                    said = who if self._requests == 2 else step.who
+                    moves = self._named(who, step.moves)
+                    return Taken(said, step.label, self._text_of(after, names), moves)
         for cost, target_env, event in self._of_node(env):
             hits = [self.model.hit(event, environment, self._all[rid]) for rid in names]
             struck = [hit for hit in hits if hit is not None]
@@ -195,10 +199,16 @@ class Space:
             if self._pack(targets, target_env, spend[cost]) == after:
                 names[:] = targets
                 moves = tuple(
-                    move._replace(who=who) for who, hit in enumerate(struck) for move in hit.moves
+                    move for who, hit in enumerate(struck) for move in self._named(who, hit.moves)
                 )
                 return Taken(-1, event, self._text_of(after, names), moves)
         raise AssertionError("a state without the step that led to it")
+
+    def _named(self, who: int, moves: tuple[Event, ...]) -> tuple[Event, ...]:
+        """Moves with their request's name. A model that has several requests in one names them."""
+        if self._requests == 1:
+            return moves
+        return tuple(m._replace(who=who) if isinstance(m, Moved) else m for m in moves)
 
     def _text_of(self, state: int, names: Sequence[int]) -> str:
         env, _ = self._unpack(state)

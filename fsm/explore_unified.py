@@ -5,7 +5,7 @@ answered. Who is admitted, retracted or readmitted is free choice; there is one 
 pages, so that two requests contend. Pauses in every mode, and changes of weights (in place, too),
 hit the whole node. What two requests share is in :mod:`fsm.explore_shared`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -19,6 +19,7 @@ from fsm.explore_base import (
     Cost,
     Hit,
     Step,
+    Traced,
 )
 from fsm.explore_unified_draft import (
     ABSENT,
@@ -41,6 +42,7 @@ from fsm.explore_unified_draft import (
 )
 from fsm.pauses import MODES, PauseMode
 from fsm.rules import Facts, Message
+from fsm.unified import BASE_KIT
 
 Action: TypeAlias = Callable[[Draft], None]
 Option: TypeAlias = tuple[str, Cost, int, Action]
@@ -60,6 +62,7 @@ class UnifiedModel:
     def __init__(self, design: UnifiedDesign | None = None, depth: int = 2) -> None:
         """``depth``: steps launched at a time, 1 or 2."""
         self.design: Final = design or UnifiedDesign()
+        self.nodes: Final[Mapping[str, Traced]] = {"unified": Traced(self.design.chart, BASE_KIT)}
         self.depth: Final = depth
 
     def begin(self) -> tuple[World, Life]:

@@ -31,16 +31,17 @@ released pages, exactly one answer, everything can come to rest, an abort ends
 both sides, and so on (docs/exploration.md).
 
 Budgets say how much may go wrong in one run. Without any option: one request,
-one fault, one abort, one deadline. A violation is printed as a shortest
-sequence of steps."""
+one fault, one abort, one deadline. "shared" is two requests of a unified node
+that share pages and the prefix cache, a group, or a session. A violation is
+printed as a shortest sequence of steps."""
 
 EPILOG: Final = """\
 examples:
-  fsm-replay explore                             both, quickly
+  fsm-replay explore                             all three, quickly
   fsm-replay explore pd --requests 2             two that contend for memory
   fsm-replay explore pd --faults 2 --rebuilds 2  pauses, weights, recomputation
-  fsm-replay explore pd --rebuilds 1 --pauses      pauses in every mode, of either node
-  fsm-replay explore shared --together group       two members of a group
+  fsm-replay explore pd --rebuilds 1 --pauses    pauses of either node
+  fsm-replay explore shared --together group     two members of a group
   fsm-replay explore --long                      all of docs/exploration.md
 
 A pair is shown as: prefill (its wire) →frames to decode ←frames to prefill |
@@ -139,7 +140,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("unified", "pd", "all"),
+        choices=("unified", "shared", "pd", "all"),
         default="all",
         help="which nodes [default all]",
     )
@@ -156,7 +157,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         choices=number,
         default=0,
         metavar="N",
-        help="0 to 3 pauses that drop KV, with a change of weights on either side (pd) [default 0]",
+        help="0 to 3 pauses, with a change of weights on either side [default 0]",
     )
     add_number(
         "--depth", type=int, choices=(1, 2), default=1, help="steps launched at a time [default 1]"
@@ -169,15 +170,18 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--pauses",
         action="store_true",
-        help="pauses in every mode, of either node, instead of one that drops KV on decode (pd)",
+        help="pauses of either node in every mode, not only of decode, dropping KV (pd)",
     )
     parser.add_argument(
         "--together",
         choices=("alone", "group", "session"),
         default="alone",
-        help="what two requests are to each other (shared)",
+        help="what two requests are to each other (shared) [default alone]",
     )
-    add_number("--pages", type=int, choices=range(3, 7), default=3, help="of the node (shared)")
+    pages = range(3, 7)
+    add_number(
+        "--pages", type=int, choices=pages, default=3, help="of the node (shared) [default 3]"
+    )
     parser.add_argument(
         "--guest", action="store_true", help="somebody else takes a page now and then (shared)"
     )

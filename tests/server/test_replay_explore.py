@@ -11,6 +11,7 @@ from fsm.explore_pd_model import PairModel
 from server import replay_explore
 from server.replay import main
 from tests.fsm.planted import PLANTED
+from tests.fsm.planted_shared import PLANTED_SHARED
 
 BUG = next(bug for bug in PLANTED if bug.name == "decode releases on abort while prefill writes")
 
@@ -31,14 +32,14 @@ def test_a_clean_run_prints_a_table_and_is_0(capsys: pytest.CaptureFixture[str])
         "a",
         "second",
     ]
-    assert [line[0] for line in lines[1:3]] == ["unified", "pd"]
-    assert all(line[-1] == "fits" for line in lines[1:3])
+    assert [line[0] for line in lines[1:4]] == ["unified", "shared,", "pd"]
+    assert all(line[-1] == "fits" for line in lines[1:4])
     assert "F1 A1 D1 R0" in out
     assert "MiB of memory at most" in out
     assert "nothing found" in out
 
 
-@pytest.mark.parametrize(("what", "rows"), [("unified", 1), ("pd", 1), ("all", 2)])
+@pytest.mark.parametrize(("what", "rows"), [("unified", 1), ("shared", 1), ("pd", 1), ("all", 3)])
 def test_what_to_explore(what: str, rows: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explore", what, "--faults", "0", "--aborts", "0", "--deadlines", "0"]) == 0
     out = capsys.readouterr().out
@@ -114,3 +115,31 @@ def test_a_folder_that_cannot_be_written_is_2(
     blocked.write_text("", encoding="utf-8")
     assert main(["explore", "pd", "--traces", str(blocked)]) == 2
     assert "file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("together", ["group", "session"])
+def test_what_two_requests_share_is_explored(
+    together: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = ["--faults", "0", "--deadlines", "0"]
+    assert main(["explore", "shared", "--together", together, *budget]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.startswith(f"shared, {together}, 3 pages")
+
+
+def test_pauses_of_either_node_are_explored(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = ["--faults", "0", "--aborts", "0", "--deadlines", "0", "--rebuilds", "1"]
+    assert main(["explore", "pd", "--pauses", *budget]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("pd, pauses")
+
+
+def test_a_violation_of_what_is_shared_is_written_as_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = next(bug for bug in PLANTED_SHARED if bug.replay == "evict")
+    monkeypatch.setattr(replay_explore.Run, "model", lambda self: bug.model)
+    folder = tmp_path / "out"
+    assert main(["explore", "shared", "--aborts", "0", "--traces", str(folder)]) == 1
+    assert [path.name for path in folder.iterdir()] == ["unified-0.jsonl"]
+    assert main([str(folder / "unified-0.jsonl")]) == 1
+    assert "evict" in capsys.readouterr().out
