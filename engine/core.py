@@ -140,7 +140,9 @@ class SchedulerCore(Stepping):
             self.tracer.cause = origin
 
     def abort(self, message: Abort) -> None:
-        """End requests by exact rid, group rid, or all; reply with what became of each rid."""
+        """End requests by exact rid, group rid, or all; reply with what became of each rid.
+
+        A client that left before it was shown the end of a turn has not had this turn."""
         outcome: dict[str, list[str]] = {"aborted": [], "finished": [], "unknown": []}
         wanted = list(self.roster.live) if message.all else list(message.rids)
         for rid in wanted:
@@ -151,6 +153,8 @@ class SchedulerCore(Stepping):
                 outcome["aborted"].append(rid)
             elif rid in self.roster.recent or f"{rid}#0" in self.roster.recent:
                 outcome["finished"].append(rid)
+                if message.cause in ("disconnect", "slow_reader") and rid in self.roster.recent:
+                    self.sessions.drop_last_turn(self.roster.recent[rid])
             else:
                 outcome["unknown"].append(rid)
         if message.query:

@@ -85,6 +85,21 @@ class Candidate(NamedTuple):
     overtaken: int
     ready: bool
     """False while its prefetch is under way: it keeps its place and blocks nobody."""
+    ahead: int = 0
+    """Prompt tokens of better-ranked requests on the device that are still to be computed."""
+
+
+class Prompt(NamedTuple):
+    """A request on the device whose prompt is being computed."""
+
+    rank: tuple[int, int]
+    left: int
+    """Tokens that no step was launched for."""
+
+
+def tokens_ahead(rank: tuple[int, int], prompts: Iterable[Prompt]) -> int:
+    """The :attr:`Candidate.ahead` of a request of this rank."""
+    return sum(prompt.left for prompt in prompts if prompt.rank < rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,8 @@ def admit(
     max_overtakes: int,
     growth: int = 1,
 ) -> Admission:
-    """Whom to admit, best ranked first, while this step's prompt ``budget`` lasts.
+    """Whom to admit, best ranked first, while this step's prompt ``budget`` lasts. Prompts that are
+    being computed use it up only for those ranked after them: a better one does not wait for them.
 
     ``headroom`` pages stay free for those who decode; every admitted request adds
     ``growth``.
@@ -116,7 +132,7 @@ def admit(
     blocked: list[str] = []
     patience: int | None = None  # overtakes that everybody who was passed over still allows
     for candidate in queue:
-        if rows <= 0 or budget <= 0 or patience == 0:
+        if rows <= 0 or budget <= candidate.ahead or patience == 0:
             break
         if not candidate.ready:
             continue

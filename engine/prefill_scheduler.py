@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.frames import cause_of
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
-from engine.policy import Candidate, admit
+from engine.policy import Candidate, admit, tokens_ahead
 from engine.request import Request
 from engine.store import PageStore
 from fsm import protocol
@@ -86,15 +86,13 @@ class PrefillScheduler(PairedScheduler):
         can be computed again later, and decode does not use what lands into its own pause."""
         if self.pause_mode is not None:
             return []
-        budget = self.config.chunked_prefill_size - sum(
-            len(r.tokens) - r.launched for r in self.roster.device if r.is_prefill
-        )
+        prompts = self._prompts()
         candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
         admission = admit(
-            (self._candidate(request) for request in candidates.values()),
+            (self._candidate(r, tokens_ahead(r.rank, prompts)) for r in candidates.values()),
             min(self.rows.free, self.senders.free),
             self.kv.available,
-            budget,
+            self.config.chunked_prefill_size,
             0,
             self.config.max_overtakes,
             growth=0,  # nothing decodes here
@@ -106,9 +104,10 @@ class PrefillScheduler(PairedScheduler):
             candidates[life].overtaken += 1
         return []  # prompts are planned from the device; nothing here decodes
 
-    def _candidate(self, request: Request) -> Candidate:
+    def _candidate(self, request: Request, ahead: int) -> Candidate:
         pages, tokens = self.kv.cost(request)
-        return Candidate(request.life, pages, tokens, request.overtaken, not request.withheld)
+        ready = not request.withheld
+        return Candidate(request.life, pages, tokens, request.overtaken, ready, ahead)
 
     def _admit_one(self, request: Request) -> bool:
         try:

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from engine.accounts import Stats
 from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.core import SchedulerCore
-from engine.policy import Candidate, Holder, Need, admit, allot, displace
+from engine.policy import Candidate, Holder, Need, admit, allot, displace, tokens_ahead
 from engine.request import Request
 from fsm.chart import Chart, Edge
 from fsm.ledger import Exhausted, Lease
@@ -125,16 +125,14 @@ class Scheduler(SchedulerCore):
         """
         if not self.roster.queue:
             return []
-        budget = self.config.chunked_prefill_size - sum(
-            len(r.tokens) - r.launched for r in self.roster.device if r.is_prefill
-        )
+        prompts = self._prompts()
         candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}
         decoding = sum(not r.is_prefill for r in self.roster.device)
         admission = admit(
-            (self._candidate(request) for request in candidates.values()),
+            (self._candidate(r, tokens_ahead(r.rank, prompts)) for r in candidates.values()),
             self.rows.free,
             self.kv.available,
-            budget,
+            self.config.chunked_prefill_size,
             decoding,
             self.config.max_overtakes,
         )
@@ -152,7 +150,7 @@ class Scheduler(SchedulerCore):
             return self._admit()  # nothing would wake the loop for the room that was made
         return admitted
 
-    def _candidate(self, request: Request) -> Candidate:
+    def _candidate(self, request: Request, ahead: int = 0) -> Candidate:
         # Matching a long prompt at every step would make a step cost as much as the queue holds.
         if request.estimate is None or request.estimate[0] != self.kv.cache.added:
             request.estimate = (self.kv.cache.added, *self.kv.cost(request))
@@ -162,6 +160,7 @@ class Scheduler(SchedulerCore):
             request.estimate[2],
             request.overtaken,
             request.state != "prefetching" and not request.withheld,
+            ahead,
         )
 
     def _admit_one(self, request: Request) -> bool:

@@ -31,6 +31,8 @@ class Session:
     turns: int = 0
     turn: Request | None = None
     last_life: str = ""
+    before: int = 0
+    """Length of the history before the last turn."""
 
 
 class TurnLease(Lease):
@@ -116,6 +118,7 @@ class SessionBook:
         session.last_used = self.now
         self.pool.give_back(request.life, 1)
         if request.finish is not None and request.finish.type in ("stop", "length"):
+            session.before = len(session.history)
             session.history = list(request.tokens)
             session.turns += 1
             session.last_life = request.life
@@ -128,6 +131,15 @@ class SessionBook:
         session = self._sessions.get(request.session or "")
         if session is not None and session.last_life == request.life:
             del session.history[request.prompt_len + tokens :]
+
+    def drop_last_turn(self, request: Request) -> None:
+        """The client of a turn that had already ended went away before it was shown the end: the
+        turn never was (B111). Too late where another turn builds on it already."""
+        session = self._sessions.get(request.session or "")
+        if session is not None and session.last_life == request.life and session.turn is None:
+            del session.history[session.before :]
+            session.turns -= 1
+            session.last_life = ""
 
     def expired(self, now: float) -> list[str]:
         """Idle sessions whose time-out has passed."""

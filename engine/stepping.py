@@ -13,6 +13,7 @@ from engine.batch import Batch, BatchItem, PagesDone, Sampled, StepResult
 from engine.batching import Span
 from engine.lifecycle import Lifecycle
 from engine.pages import PrefixLock
+from engine.policy import Prompt
 from engine.request import Request
 from fsm.rules import Facts, Message
 from transport.messages import Finish
@@ -70,6 +71,12 @@ class Stepping(Lifecycle):
             self._deliver(lease.request, "prefetch_failed")
 
     # --- planning ---
+
+    def _prompts(self) -> list[Prompt]:
+        """What is left of the prompts on the device."""
+        return [
+            Prompt(r.rank, len(r.tokens) - r.launched) for r in self.roster.device if r.is_prefill
+        ]
 
     def _plan(self, runnable: list[Request]) -> list[Span]:
         """Decodes first, then prompt chunks within the budget."""

@@ -117,10 +117,11 @@ def disconnect(run: "Run", command: Command) -> None:
 
 
 def retract(run: "Run", command: Command) -> None:
-    """Force a retraction. Memory and priority take the same edge on a unified node."""
+    """Force a retraction. Memory and priority take the same edge on a unified node. One that is
+    being retracted already is no mistake."""
     name = command.words[0]
-    for _, view in run.views(command, name):
-        done = False
+    for each, view in run.views(command, name):
+        done = run.phases.now(each.name if view is None else view.name) == "retracted"
         for node in run.cluster.nodes.values():
             if view is not None and not done and not node.dead:
                 done = node.scheduler.retract(view.member.rid)

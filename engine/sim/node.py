@@ -246,7 +246,8 @@ class SimNode:
     @property
     def idle(self) -> bool:
         """Nothing is under way, in the front end or behind it."""
-        return not self._inbox and not self._turn_due and not self.unrest()
+        busy = self._inbox or self._turn_due or self.runner.queue or len(self.clients.table)
+        return not busy and not self.unrest()
 
     # --- the loop ---
 

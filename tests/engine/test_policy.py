@@ -3,7 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.policy import Admission, Allotment, Candidate, Holder, Need, admit, allot, displace
+from engine.policy import (
+    Admission,
+    Allotment,
+    Candidate,
+    Holder,
+    Need,
+    Prompt,
+    admit,
+    allot,
+    displace,
+    tokens_ahead,
+)
 from tests.support.examples import examples
 
 
@@ -97,6 +108,18 @@ def test_first_come_first_served_while_rows_pages_and_budget_last() -> None:
     assert admit(queue, rows=2, pages=9, budget=99, headroom=0, max_overtakes=9).admit == ("a", "b")
     assert admit(queue, rows=9, pages=9, budget=5, headroom=0, max_overtakes=9).admit == ("a", "b")
     assert admit(queue, rows=9, pages=9, budget=0, headroom=0, max_overtakes=9).admit == ()
+
+
+def test_prompts_on_the_device_use_up_the_budget_of_those_ranked_after_them() -> None:
+    prompts = [Prompt((0, 4), 70), Prompt((0, 8), 30)]
+    ranks = {"high": (-1, 9), "back": (0, 5), "late": (0, 10)}
+    queue = [
+        candidate(life)._replace(ahead=tokens_ahead(rank, prompts)) for life, rank in ranks.items()
+    ]
+    assert [each.ahead for each in queue] == [0, 70, 100]
+    assert admit(queue, 9, 9, 64, 0, 9).admit == ("high",)
+    assert admit(queue, 9, 9, 80, 0, 9).admit == ("high", "back")
+    assert admit(queue, 9, 9, 999, 0, 9).admit == ("high", "back", "late")
 
 
 def test_everyone_who_decodes_keeps_a_page_of_headroom() -> None:

@@ -121,6 +121,26 @@ def test_a_stop_found_after_the_end_trims_the_last_turn_only() -> None:
     assert history(book) == [1, 2, 3, 7], "it is not the last turn any more"
 
 
+def test_a_turn_whose_end_its_client_was_not_shown_never_was() -> None:
+    """Unless the next one builds on it already."""
+    book = book_with("s")
+    for life, tokens in (("a", [1, 2]), ("b", [1, 2, 3, 4])):
+        lease = turn(book, life, tokens)
+        lease.request.finish = GOOD[0]
+        lease.release()
+    second = lease.request
+    book.drop_last_turn(request("a", [1, 2], session="s"))
+    assert history(book) == [1, 2, 3, 4]
+    third = turn(book, "c", [1, 2, 3, 4, 5])
+    book.drop_last_turn(second)
+    assert history(book) == [1, 2, 3, 4]
+    third.release()
+    book.drop_last_turn(second)
+    book.drop_last_turn(second)
+    assert history(book) == [1, 2]
+    assert book.as_dict()["s"]["turns"] == 1
+
+
 def test_an_idle_session_expires_and_a_busy_one_does_not() -> None:
     book = SessionBook(4)
     book.now = 1.0
