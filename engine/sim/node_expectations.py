@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from engine.sim.deployment import Cluster
 from engine.sim.drive import Fault
 from engine.sim.language import Command
 from engine.sim.node import SimNode
+from engine.sim.router_node import RouterNode
 from engine.sim.world import US_PER_S
 from fsm.ledger import PoolCounts
 from fsm.resources import RESOURCES
@@ -42,7 +42,7 @@ def base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect base [NODE]``: everything is back at its start, within one second of the last
     terminal answer and the last fence, with no new traffic."""
     cluster = run.cluster
-    what: Cluster | SimNode = run.check_node(command, words[0]) if words else cluster
+    what = run.check_any(command, words[0]) if words else cluster
     unanswered = [name for name, (_, each) in cluster.submissions().items() if not each.answered]
     if unanswered and not words:
         raise Fault(f"still without an answer: {', '.join(unanswered)}")
@@ -55,13 +55,13 @@ def base(run: "Run", command: Command, words: tuple[str, ...]) -> None:
 
 def held(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect held RID POOL=N… [on=NODE]``: units that the ledger counts for this request, those
-    that are quarantined for it included. Without a node, one of a pair's has to hold N, and none
+    that are quarantined for it included. Without a node, one of them has to hold N, and none
     anything where N is 0. What a node has no pool of, nobody holds there."""
     wanted = {name: command.integer(name, 0) for name in command.options if name != "on"}
     if len(words) != 1 or not wanted:
         raise command.error("write 'expect held RID pages=N rows=N … [on=NODE]'")
     on = command.string("on")
-    nodes = [run.check_node(command, on)] if on else list(run.cluster.nodes.values())
+    nodes = [run.check_any(command, each) for each in ([on] if on else run.cluster.names)]
     for name in _each(run, command, words[0]):
         for pool, units in wanted.items():
             holds = {node.name: _units(node, name, pool) for node in nodes}
@@ -78,7 +78,9 @@ def _each(run: "Run", command: Command, pattern: str) -> list[str]:
     return [each.name if view is None else view.name for each, view in run.views(command, pattern)]
 
 
-def _units(node: SimNode, name: str, pool: str) -> int:
+def _units(node: SimNode | RouterNode, name: str, pool: str) -> int:
+    if isinstance(node, RouterNode):
+        return node.records_of(name.partition("#")[0]) if pool == "router_records" else 0
     lives = node.book.of(name)
     return sum(
         each.owners().get(life.life, 0)
@@ -104,7 +106,7 @@ def forwards(run: "Run", command: Command, words: tuple[str, ...]) -> None:
 
 def ledger(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect ledger NODE pool.class OP N``."""
-    node = run.check_node(command, words[0] if words else "")
+    node = run.check_any(command, words[0]) if words else run.check_node(command)
     left, test, right = comparison(command, words[1:])
     pool_name, _, kind = left.partition(".")
     ledger = node.ledger()

@@ -16,6 +16,7 @@ from engine.sim.client import Clients, Submission, View
 from engine.sim.network import Network
 from engine.sim.node import SimNode
 from engine.sim.world import US_PER_S, World
+from fsm.ledger import PoolCounts
 from transport.messages import Abort, Finish, Output, Outputs, StopMatched, Submit, ToEngine
 from transport.messages import Reply as Answer
 
@@ -109,6 +110,15 @@ class RouterNode:
     @property
     def idle(self) -> bool:
         return self.dead or not self.unrest()
+
+    def ledger(self) -> dict[str, PoolCounts]:
+        """Its records: as many as there are open requests."""
+        count = len(self.core.records)
+        return {"router_records": PoolCounts(count, 0, 0, count, 0)}
+
+    def records_of(self, name: str) -> int:
+        """How many records a submission has here: one, or none."""
+        return sum(submission == name for submission in self._names.values())
 
     def unrest(self) -> list[str]:
         """Why this router is not back at its start; empty when it is."""

@@ -95,6 +95,19 @@ def test_within_of_what_must_hold_and_of_what_must_not_happen() -> None:
     assert not run_text(text, "f").faults
 
 
+def test_records_of_a_router() -> None:
+    text = (
+        "cluster unified=2 router=1\nsubmit r1\nrun 1ms\nexpect held r1 router_records=1\n"
+        "expect ledger router-0 router_records.held = 1\nrun until r1 finished\n"
+        "expect base router-0\nexpect held r1 router_records=0\n"
+        "expect ledger router-0 router_records.held={}"
+    )
+    assert not run_text(text.format(0), "f").faults
+    assert "expected router_records.held = 1, got 0" in run_text(text.format(1), "f").faults[0]
+    early = "cluster unified=1 router=1\nhold step\nsubmit r1\nexpect base router-0"
+    assert "not at rest" in run_text(early, "f").faults[0]
+
+
 def test_an_answer_with_an_error_status_is_an_error() -> None:
     text = "cluster pages=4\nsubmit r1 prompt=99\nexpect r1 finished={} status=4xx"
     assert not run_text(text.format("error"), "f").faults
