@@ -73,7 +73,7 @@ def _gate(run: "Run", command: Command) -> tuple[Gate, SimNode]:
 
 
 def fail(run: "Run", command: Command) -> None:
-    """The next steps raise, the next reads of the store fail, or the next writes of a request."""
+    """The next steps raise, or what is read, copied or written next fails."""
     what, where = command.words
     count = command.integer("count", 1)
     if what == "wire":
@@ -82,12 +82,14 @@ def fail(run: "Run", command: Command) -> None:
     node = run.check_node(command, where)
     if what == "step":
         node.runner.fail_steps.extend(["injected fault"] * count)
+    elif what == "copy":
+        node.runner.fail_copies.extend(["injected fault"] * count)
     elif what == "store":
         if node.store is None:
             raise command.error("this cluster has no store (store=on)")
         node.store.fail_reads.extend(["injected fault"] * count)
     else:
-        raise command.unknown("thing to fail", what, ("step", "store", "wire"))
+        raise command.unknown("thing to fail", what, ("step", "copy", "store", "wire"))
 
 
 def abort(run: "Run", command: Command) -> None:

@@ -53,6 +53,8 @@ class SimRunner:
         self.gate: Final = Gate()
         self.queue: deque[Work] = deque()
         """Launched and not ended, in order."""
+        self.fail_copies: deque[str] = deque()
+        """Errors of the next copies of pages to or from host memory and the store."""
         self.fail_steps: deque[str] = deque()
         """Errors that the next steps raise, one each."""
         self.steps_ended = 0
@@ -142,6 +144,8 @@ class SimRunner:
         self._start()
 
     def _compute(self, work: Work) -> Done:
+        if not isinstance(work, Batch) and self.fail_copies:
+            return PagesDone(work.ticket, error=self.fail_copies.popleft())
         if isinstance(work, PageExport):
             return PagesDone(work.ticket, self._model.export_pages(work.pages))
         if isinstance(work, PageImport):

@@ -324,7 +324,13 @@ VERBS: Final[dict[str, Verb]] = {
             "hold", "hold step|commit|schedule|store|wire NODE [chunk=K]", 1, 2, {"chunk": natural}
         ),
         Verb("release", "release step|commit|schedule|store|wire|pages NODE", 1, 2),
-        Verb("fail", "fail step|store NODE, or fail wire RID [count=N]", 2, 2, {"count": natural}),
+        Verb(
+            "fail",
+            "fail step|copy|store NODE, or fail wire RID [count=N]",
+            2,
+            2,
+            {"count": natural},
+        ),
         Verb(
             "delay",
             "delay message KIND from NODE to NODE by=DURATION, delay wire RID by=DURATION, "
