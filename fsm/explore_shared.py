@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
+from fsm import explore_shared_actions as actions
 from fsm.explore_base import (
     ABORT,
     DEADLINE,
     FAULT,
     FREE,
-    MIXED,
     UNSURE,
     Cost,
     Hit,
     Step,
     Traced,
 )
-from fsm.explore_shared_checks import broken, writes
+from fsm.explore_shared_checks import broken
 from fsm.explore_shared_draft import (
     KITS,
     LONG,
@@ -37,6 +37,7 @@ from fsm.explore_shared_draft import (
     Node,
     SharedDesign,
     Together,
+    edges_of,
 )
 from fsm.explore_shared_pages import Key, Tree
 from fsm.explore_unified import CONTINUES, IN_PLACE, PAUSES, describe_world, events
@@ -81,6 +82,7 @@ class SharedModel:
         self.depth: Final = depth
         self.guest: Final = guest
         self.pauses: Final = pauses
+        self._edges: Final = edges_of(self.design.chart, KITS[together])
         self._verdicts: dict[tuple[PauseMode | None, Node], str] = {}
 
     def begin(self) -> tuple[World, Node]:
@@ -96,7 +98,7 @@ class SharedModel:
         return steps
 
     def _taken(self, world: World, node: Node, action: Action) -> Hit:
-        draft, violation = Draft(self.design, self.together, world, node), ""
+        draft, violation = Draft(self.design, self._edges, world, node), ""
         try:
             action(draft)
             draft.settle()
@@ -125,21 +127,21 @@ class SharedModel:
         if self.design.may_flush(self.design.chart, self._states(node), False):
             yield "the prefix cache is flushed", UNSURE, -1, Draft.flush
         if node.guest:
-            yield "the guest's page is given back", FREE, -1, partial(_guest_leaves, False)
+            yield "the guest's page is given back", FREE, -1, partial(actions.guest_leaves, False)
         if node.guest == "load":
-            yield "the guest's page is loaded", FREE, -1, partial(_guest_leaves, True)
+            yield "the guest's page is loaded", FREE, -1, partial(actions.guest_leaves, True)
         if self.guest and not node.guest:
             for evicting in self._rooms(node, 1, ()):
                 for what in ("load", "peer"):
                     label = f"a guest ({what}) takes a page{_evicting(evicting)}"
-                    yield label, UNSURE, -1, partial(_guest_takes, what, evicting)
+                    yield label, UNSURE, -1, partial(actions.guest_takes, what, evicting)
 
     def _arrivals(self, node: Node) -> Iterator[Option]:
         first, second = node.lives
         if self.together == "group":
             if first.state == second.state == ABSENT:
-                yield "arrives, with both members", FREE, -1, _group_arrives
-                yield "arrives, reject", UNSURE, 0, partial(_arrives, 0, "reject")
+                yield "arrives, with both members", FREE, -1, actions.group_arrives
+                yield "arrives, reject", UNSURE, 0, partial(actions.arrives, 0, "reject")
             return
         for who, life in enumerate(node.lives):
             if life.state != ABSENT:
@@ -149,11 +151,11 @@ class SharedModel:
                     "arrives, reject: a turn is in flight",
                     FREE,
                     who,
-                    partial(_arrives, who, "reject"),
+                    partial(actions.arrives, who, "reject"),
                 )
                 continue
-            yield "arrives, enqueue", FREE, who, partial(_arrives, who, "enqueue")
-            yield "arrives, reject", UNSURE, who, partial(_arrives, who, "reject")
+            yield "arrives, enqueue", FREE, who, partial(actions.arrives, who, "enqueue")
+            yield "arrives, reject", UNSURE, who, partial(actions.arrives, who, "reject")
 
     def _of_life(self, world: World, node: Node, who: int, life: Life) -> Iterator[Option]:
         design, state = self.design, life.state
@@ -165,7 +167,7 @@ class SharedModel:
                 yield from self._admissions(world, node, who, event)
         if (state, "retract") in chart.table:
             cost = FREE if design.gives_way(self._stuck(world, node)) else UNSURE
-            yield "retract", cost, who, partial(_policy, who, "retract")
+            yield "retract", cost, who, partial(actions.policy, who, "retract")
         computes = state in ("prefilling", "decoding")
         if computes and not design.is_frozen("unified", world.pause):
             if len(life.pages) < life.size:
@@ -174,35 +176,40 @@ class SharedModel:
                         f"grows{_evicting(evicting)}",
                         FREE,
                         who,
-                        partial(_grows, who, evicting),
+                        partial(actions.grows, who, evicting),
                     )
             elif life.launched < self.depth:
-                yield "a step is launched", FREE, who, partial(_launches, who)
+                yield "a step is launched", FREE, who, partial(actions.launches, who)
         if state in ("retracted", "prefilling", "decoding", "retracting", "holding", "held"):
-            yield "stop_matched", UNSURE, who, partial(_told, who, "stop_matched")
+            yield "stop_matched", UNSURE, who, partial(actions.told, who, "stop_matched")
         if chart.is_live(state):
-            yield "client aborts", ABORT, who, partial(_aborted, who)
+            yield "client aborts", ABORT, who, partial(actions.aborted, who)
             if design.table[state, "expired", Facts(launched=life.launched > 0)].effect == "fire":
-                yield "deadline", DEADLINE, who, partial(_told, who, "expired")
+                yield "deadline", DEADLINE, who, partial(actions.told, who, "expired")
 
     def _commits(self, who: int, life: Life) -> Iterator[Option]:
         if life.state != "decoding":
-            yield "chunk_committed", FREE, who, partial(_commits_chunk, who)
+            yield "chunk_committed", FREE, who, partial(actions.commits_chunk, who)
         for message in TOKENS:
-            yield message, FREE, who, partial(_commits, who, message, False)
+            yield message, FREE, who, partial(actions.commits, who, message, False)
         if life.state == "decoding" and not life.long and life.launched == 1:
             label = "token_committed, and its pages are full"
-            yield label, FREE, who, partial(_commits, who, "token_committed", True)
-        yield "step_failed", FAULT, who, partial(_commits_failure, who)
+            yield label, FREE, who, partial(actions.commits, who, "token_committed", True)
+        yield "step_failed", FAULT, who, partial(actions.commits_failure, who)
 
     def _admissions(self, world: World, node: Node, who: int, event: str) -> Iterator[Option]:
         """Every way to make room for the pages that the prefix cache does not have."""
-        draft = Draft(self.design, self.together, world, node)
+        draft = Draft(self.design, self._edges, world, node)
         path = draft.found(who)
         lock = path[-1] if path else None
         for evicting in self._rooms(node, node.lives[who].size - len(path), (lock,)):
             label = event + (f", with {path[-1][1]} from the cache" if path else "")
-            yield label + _evicting(evicting), FREE, who, partial(_admits, who, event, evicting)
+            yield (
+                label + _evicting(evicting),
+                FREE,
+                who,
+                partial(actions.admits, who, event, evicting),
+            )
 
     def _rooms(
         self, node: Node, wanted: int, locks: tuple[Key | None, ...]
@@ -237,7 +244,7 @@ class SharedModel:
         for who in self.design.aborts(members):
             draft.tell(who, "abort")
         for who in members:
-            _must_be_over(draft, who)
+            actions.must_be_over(draft, who)
 
     # --- what the explorer asks ---
 
@@ -252,9 +259,9 @@ class SharedModel:
         if label in PAUSES:
             mode = PAUSES[label]
             world = world._replace(pause=self.design.after_pause(world.pause, mode))
-            return self._taken(world, request, partial(_pauses, mode))
+            return self._taken(world, request, partial(actions.pauses, mode))
         if label == CONTINUES:
-            return self._taken(world._replace(pause=None), request, _nothing)
+            return self._taken(world._replace(pause=None), request, actions.nothing)
         in_place = label == IN_PLACE
         drops = self.design.drops_kv(world.pause)
         if not in_place and not self.design.may_flush(
@@ -262,7 +269,7 @@ class SharedModel:
         ):
             return None
         world = world._replace(weights=1)
-        return self._taken(world, request, partial(_renews, in_place))
+        return self._taken(world, request, partial(actions.renews, in_place))
 
     def at_rest(self, environment: World, request: Node) -> bool:
         first, second = request.lives
@@ -298,109 +305,3 @@ def _describe(life: Life) -> str:
 
 def _evicting(keys: tuple[Key, ...]) -> str:
     return f", evicting {', '.join(key[1] for key in keys)}" if keys else ""
-
-
-# --- what a step does -----------------------------------------------------------------------------
-
-
-def _arrives(who: int, event: str, draft: Draft) -> None:
-    draft.change(who, state=draft.chart.initial)
-    draft.move(who, event)
-
-
-def _group_arrives(draft: Draft) -> None:
-    for who in range(2):
-        _arrives(who, "enqueue", draft)
-
-
-def _admits(who: int, event: str, evicting: tuple[Key, ...], draft: Draft) -> None:
-    if draft.world.pause is not None:
-        raise Broken(f"{event} takes pages while generation is paused")
-    draft.reserve(who, evicting)
-    draft.move(who, event)
-
-
-def _policy(who: int, event: str, draft: Draft) -> None:
-    draft.move(who, event)
-
-
-def _grows(who: int, evicting: tuple[Key, ...], draft: Draft) -> None:
-    draft.extend(who, evicting)
-
-
-def _launches(who: int, draft: Draft) -> None:
-    life = draft.lives[who]
-    if draft.world.pause is not None:
-        raise Broken("a step is launched while generation is paused")
-    if life.weights not in (MIXED, draft.world.weights):
-        raise Broken("KV is used that was computed under other weights")
-    wrong = writes(draft.frozen(), who)
-    if wrong:
-        raise Broken(wrong)
-    draft.change(who, launched=life.launched + 1)
-
-
-def _commits_chunk(who: int, draft: Draft) -> None:
-    life = draft.lives[who]
-    ready = max(life.ready, 1) if life.pages else 0
-    draft.change(who, launched=life.launched - 1, ready=ready)
-    draft.tell(who, "chunk_committed")
-
-
-def _commits(who: int, message: Message, fills: bool, draft: Draft) -> None:
-    """A token has come; the prompt that it belongs to is committed, too."""
-    life = draft.lives[who]
-    draft.change(who, launched=life.launched - 1)
-    facts = Facts(launched=life.launched > 1)
-    if draft.design.table[life.state, message, facts].effect in ("fire", "keep"):
-        draft.change(who, long=life.long or fills)
-        draft.change(who, ready=draft.lives[who].size - 1)
-        if life.state == "prefilling":
-            draft.cache_prompt(who)
-    draft.tell(who, message)
-
-
-def _commits_failure(who: int, draft: Draft) -> None:
-    draft.change(who, launched=draft.lives[who].launched - 1)
-    draft.tell(who, "step_failed")
-
-
-def _told(who: int, message: Message, draft: Draft) -> None:
-    draft.tell(who, message)
-
-
-def _aborted(who: int, draft: Draft) -> None:
-    draft.tell(who, "abort")
-    _must_be_over(draft, who)
-
-
-def _must_be_over(draft: Draft, who: int) -> None:
-    state = draft.lives[who].state
-    if draft.chart.is_live(state):
-        raise Broken(f"r{who + 1} was aborted, and is still {state}")
-
-
-def _pauses(mode: str, draft: Draft) -> None:
-    for who, life in enumerate(draft.lives):
-        if life.state == ABSENT:
-            continue
-        if mode == "abort":
-            _aborted(who, draft)
-        elif mode == "retract":
-            draft.tell(who, "paused")
-
-
-def _renews(in_place: bool, draft: Draft) -> None:
-    draft.renew(in_place)
-
-
-def _guest_takes(what: str, evicting: tuple[Key, ...], draft: Draft) -> None:
-    draft.guest_takes(what, evicting)
-
-
-def _guest_leaves(loaded: bool, draft: Draft) -> None:
-    draft.guest_leaves(loaded)
-
-
-def _nothing(draft: Draft) -> None:
-    """Only what is due anyway."""

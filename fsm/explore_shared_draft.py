@@ -1,11 +1,11 @@
 """Two requests of a unified node, and what they share, in the middle of a step: see
 :mod:`fsm.explore_shared`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from fsm.chart import Edge
+from fsm.chart import Chart, Edge
 from fsm.explore_base import MIXED, Event, Leased, Moved
 from fsm.explore_shared_pages import BOOKS, Books, Key, Owners, Tree, evictable, path_of
 from fsm.explore_unified_draft import ABSENT, Broken, UnifiedDesign, World
@@ -88,13 +88,29 @@ def name(who: int) -> str:
     return f"r{who + 1}"
 
 
+Edges: TypeAlias = Mapping[tuple[str, str], tuple[Edge, frozenset[Resource], frozenset[Resource]]]
+"""(state, event) → the edge, what it takes and what it drops."""
+
+
+def edges_of(chart: Chart, kit: frozenset[Resource]) -> Edges:
+    holds = {state: resources & kit for state, resources in chart.holds.items()}
+    return {
+        (edge.source, edge.event): (
+            edge,
+            holds[edge.target] - holds[edge.source],
+            holds[edge.source] - holds[edge.target],
+        )
+        for edge in chart.edges
+    }
+
+
 class Draft:
     """A node in the middle of a step."""
 
-    def __init__(self, design: SharedDesign, together: Together, world: World, node: Node) -> None:
+    def __init__(self, design: SharedDesign, edges: Edges, world: World, node: Node) -> None:
         self.design: Final = design
         self.chart: Final = design.chart
-        self.kit: Final = KITS[together]
+        self._edges: Final = edges
         self.world: Final = world
         self.lives = list(node.lives)
         self.owners, self.tree, self.guest = node.owners, node.tree, node.guest
@@ -128,19 +144,16 @@ class Draft:
 
     def move(self, who: int, event: str, cause: Message | None = None, by: str = "") -> None:
         """Fire ``event``; what it takes of memory is there already, what it drops is given back."""
-        life, chart = self.lives[who], self.chart
-        edge = chart.table[life.state, event]
-        before, after = chart.holds[edge.source] & self.kit, chart.holds[edge.target] & self.kit
-        if cause is not None and (after - before) & {"pages", "rows"}:
+        edge, takes, drops = self._edges[self.lives[who].state, event]
+        if cause is not None and takes & {"pages", "rows"}:
             raise Broken(f"{cause} takes memory, which may not be there")
-        if "prefix_locks" in before - after:
+        if "prefix_locks" in drops:
             self.change(who, lock=None)
-        if "pages" in before - after:
+        if "pages" in drops:
             self._give_back(who, edge)
-        self._turns(who, before, after)
-        self._membership(who, before, after)
-        units = len(self.lives[who].pages)
-        taken = "pages" in after - before
+        self._turns(who, takes, drops)
+        self._membership(who, takes, drops)
+        life, taken = self.lives[who], "pages" in takes
         self.moves.append(
             Moved(
                 "unified",
@@ -149,13 +162,13 @@ class Draft:
                 by or edge.by[0],
                 cause or "policy",
                 who,
-                units if taken else 1,
+                len(life.pages) if taken else 1,
                 self.balance() if taken else None,
-                self.lives[who].size,
+                life.size,
             )
         )
-        answers = self.lives[who].answers + ("frontend_records" in before - after)
-        self.change(who, state=edge.target, answers=answers)
+        answers = life.answers + ("frontend_records" in drops)
+        self.lives[who] = life._replace(state=edge.target, answers=answers)
 
     def settle(self) -> None:
         for who in range(2):
@@ -171,10 +184,10 @@ class Draft:
 
     # --- what a group and a session count ---
 
-    def _membership(self, who: int, before: frozenset[str], after: frozenset[str]) -> None:
-        if "group_members" in after - before:
+    def _membership(self, who: int, takes: frozenset[str], drops: frozenset[str]) -> None:
+        if "group_members" in takes:
             self.members = (*self.members, who)
-        elif "group_members" in before - after:
+        elif "group_members" in drops:
             if who not in self.members:
                 raise Broken(f"r{who + 1} leaves a group that it is not in")
             self.members = tuple(member for member in self.members if member != who)
@@ -182,12 +195,12 @@ class Draft:
             if self.retired > 1:
                 raise Broken("the group ends twice")
 
-    def _turns(self, who: int, before: frozenset[str], after: frozenset[str]) -> None:
-        if "session_turns" in after - before:
+    def _turns(self, who: int, takes: frozenset[str], drops: frozenset[str]) -> None:
+        if "session_turns" in takes:
             if self.turn >= 0:
                 raise Broken("two turns of one session are in flight")
             self.turn = who
-        elif "session_turns" in before - after:
+        elif "session_turns" in drops:
             if self.turn != who:
                 raise Broken(f"r{who + 1} gives back a turn that it has not got")
             self.turn = -1

@@ -22,11 +22,15 @@ class PlantedShared:
     must say (nothing where every move is legal), and the length of the counterexample."""
 
     name: str
-    model: SharedModel
+    make: Callable[[bool], SharedModel]
     budget: Budget
     says: str
     length: int
     replay: str = ""
+
+    @property
+    def model(self) -> SharedModel:
+        return self.make(self.budget.rebuilds > 0)
 
 
 class FreesWithTheFirst(PagePool):
@@ -82,16 +86,23 @@ def _flush_unless(*ignored: str) -> Callable[..., bool]:
 ALONE, A1, R1 = Budget(), Budget(aborts=1), Budget(rebuilds=1)
 
 
-def _alone(pages: int = 4, guest: bool = False, **changes: Any) -> SharedModel:
-    return SharedModel(replace(SharedDesign(), **changes), pages=pages, guest=guest)
+Make = Callable[[bool], SharedModel]
+"""The model, with or without pauses."""
 
 
-def _group(**changes: Any) -> SharedModel:
-    return SharedModel(replace(SharedDesign(), **changes), "group")
+def _alone(pages: int = 4, guest: bool = False, **changes: Any) -> Make:
+    design = replace(SharedDesign(), **changes)
+    return lambda pauses: SharedModel(design, pages=pages, guest=guest, pauses=pauses)
 
 
-def _session(**changes: Any) -> SharedModel:
-    return SharedModel(replace(SharedDesign(), **changes), "session")
+def _group(**changes: Any) -> Make:
+    design = replace(SharedDesign(), **changes)
+    return lambda pauses: SharedModel(design, "group", pauses=pauses)
+
+
+def _session(**changes: Any) -> Make:
+    design = replace(SharedDesign(), **changes)
+    return lambda pauses: SharedModel(design, "session", pauses=pauses)
 
 
 PLANTED_SHARED = (

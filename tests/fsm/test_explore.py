@@ -22,6 +22,7 @@ from fsm.explore_base import (
     Step,
 )
 from fsm.explore_pd_model import PairModel
+from fsm.explore_pd_nodes import EVERY
 
 # --- a model small enough to count ----------------------------------------------------------------
 
@@ -238,6 +239,16 @@ def test_a_pair_with_arrivals_that_are_not_atomic() -> None:
 
 def test_a_pair_at_depth_two() -> None:
     clean(PairModel(depth=2), 1, Budget(1, 1, 1))
+
+
+def test_a_pair_whose_nodes_pause_in_every_mode() -> None:
+    clean(PairModel(pauses=EVERY), 1, Budget(0, 1, 0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_requests_on_nodes_that_pause_in_every_mode() -> None:
+    clean(PairModel(pauses=EVERY), 2, Budget(rebuilds=1))
 
 
 @pytest.mark.slow
