@@ -152,9 +152,14 @@ def run(options: argparse.Namespace) -> int:
     for path in files:
         try:
             outcome = run_file(path)
-        except (ScenarioError, OSError, UnicodeDecodeError) as error:
+        except ScenarioError as error:
             tally.unusable += 1
             console.print(f"[red]unusable[/] {escape(str(error))}")
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            tally.unusable += 1
+            why = error.strerror if isinstance(error, OSError) else "the file is not text"
+            console.print(f"[red]unusable[/] {escape(f'{path}: {why}')}")
             continue
         report(console, path, outcome, options, tally)
     if len(files) > 1 or tally.skipped:

@@ -15,6 +15,7 @@ from server.replay_files import (
     JUDGED,
     Commands,
     Faults,
+    at_least,
     command,
     console,
     open_traces,
@@ -57,7 +58,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=at_least(0),
         default=50,
         metavar="N",
         help="print the first N faults, 0 is all [default 50]",

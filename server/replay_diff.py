@@ -6,7 +6,16 @@ from typing import Final
 
 from fsm.trace_diff import Pairing, Way, Ways, differences, pairing
 from fsm.trace_read import TraceReader, Unusable
-from server.replay_files import FAULTS, FITS, Commands, command, console, progress, unusable
+from server.replay_files import (
+    FAULTS,
+    FITS,
+    Commands,
+    at_least,
+    command,
+    console,
+    progress,
+    unusable,
+)
 
 HELP: Final = """\
 Compare two traces request by request: the edges they took, in order, and how
@@ -39,7 +48,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=at_least(0),
         default=50,
         metavar="N",
         help="print the first N differences, 0 is all [default 50]",

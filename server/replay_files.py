@@ -59,6 +59,17 @@ def command(
     return parser
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number from ``least`` on."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return number
+
+
 def output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help=f"write {what} here, not to the terminal"
@@ -108,7 +119,10 @@ def progress(readers: Sequence[TraceReader]) -> Iterator[Callable[[], None]]:
 
 def unusable(error: Unusable | OSError) -> int:
     """Say why something cannot be used; returns the exit code."""
-    console(stderr=True).print(f"[red]unusable[/] {escape(str(error))}")
+    why = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        why = f"{error.filename}: {error.strerror}"
+    console(stderr=True).print(f"[red]unusable[/] {escape(why)}")
     return UNUSABLE
 
 

@@ -10,7 +10,16 @@ from rich.text import Text
 from fsm.replay_join import join
 from fsm.trace_read import TraceReader, Unusable
 from fsm.trace_show import KINDS, Filter, Shown, Teller
-from server.replay_files import FITS, Commands, Faults, command, console, open_traces, unusable
+from server.replay_files import (
+    FITS,
+    Commands,
+    Faults,
+    at_least,
+    command,
+    console,
+    open_traces,
+    unusable,
+)
 
 HELP: Final = """\
 Print the lines of traces for people: seconds since the start, the request,
@@ -37,7 +46,9 @@ COLOURS: Final = {
 def add(commands: Commands) -> None:
     parser = command(commands, "show", show, "print lines readable, all or some", HELP, EXAMPLES)
     add_filters(parser)
-    parser.add_argument("--tail", type=int, metavar="N", help="only the last N of what is shown")
+    parser.add_argument(
+        "--tail", type=at_least(0), metavar="N", help="only the last N of what is shown"
+    )
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from server.replay_files import (
     FITS,
     Commands,
     Faults,
+    at_least,
     command,
     console,
     open_traces,
@@ -58,10 +59,14 @@ def add(commands: Commands) -> None:
         help="up to S seconds after the start [default the end]",
     )
     parser.add_argument(
-        "--limit", type=int, default=60, metavar="N", help="lanes in a picture [default 60]"
+        "--limit", type=at_least(1), default=60, metavar="N", help="lanes in a picture [default 60]"
     )
     parser.add_argument(
-        "--page", type=int, default=1, metavar="N", help="which N lanes [default 1, the first]"
+        "--page",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="which N lanes [default 1, the first]",
     )
 
 
@@ -71,8 +76,8 @@ def timeline(options: argparse.Namespace) -> int:
         tuple(options.rid),
         options.since,
         options.until,
-        max(1, options.limit),
-        max(1, options.page),
+        options.limit,
+        options.page,
     )
     try:
         readers = open_traces(options.traces)

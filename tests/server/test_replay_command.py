@@ -288,6 +288,35 @@ def test_requests_of_one_side_only(run: Run, tmp_path: Path, lines: list[Line]) 
     assert "paired by order" in run("diff", "--by", "order", left, right)[1]
 
 
+# --- what cannot be -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "least"),
+    [("check", "--limit", 0), ("show", "--tail", 0), ("timeline", "--limit", 1)],
+)
+def test_a_number_that_cannot_be_is_refused(
+    name: str, option: str, least: int, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in ("-1", "many"):
+        with pytest.raises(SystemExit) as exit_:
+            main([name, f"{option}={wrong}", str(trace)])
+        assert exit_.value.code == UNUSABLE
+        assert f"{wrong!r} is no whole number from {least} on" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_named(run: Run, trace: Path, tmp_path: Path) -> None:
+    code, _, err = run("timeline", trace, "-o", tmp_path)
+    assert (code, err) == (UNUSABLE, f"unusable {tmp_path}: Is a directory\n")
+
+
+def test_a_scenario_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.scenario"
+    assert run("run", path)[:2] == (UNUSABLE, f"unusable {path}: No such file or directory\n")
+    path.write_bytes(b"\xff")
+    assert run("run", path)[:2] == (UNUSABLE, f"unusable {path}: the file is not text\n")
+
+
 # --- help -----------------------------------------------------------------------------------------
 
 
