@@ -308,6 +308,7 @@ class PairedScheduler(SchedulerCore):
                 launched=request.in_steps > 0,
                 writing=bool(request.pairing is not None and request.pairing.writes),
                 paused=self.drops_kv,
+                stopped=self.pause_mode is not None,
             )
             if message is None:
                 return
