@@ -20,6 +20,7 @@ import ipaddress
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -60,11 +61,22 @@ QUESTION: Final = "What is the capital of France?"
 ANSWER_TIMEOUT_S: Final = 120.0
 
 EPILOG: Final = """\
-Every option can also be given by the environment variable in brackets; the command line wins.
+Every option can also be given by the environment variable in brackets; the
+command line wins.
 
-Exit codes: 0 drained after Ctrl-C or SIGTERM; 1 the engine died, or the server failed; 2 a wrong
-option, an unknown model or a port that cannot be had; 3 the model could not be fetched or loaded;
-130 (143) a second Ctrl-C (SIGTERM), which does not wait for the requests in flight.
+examples:
+  interlock serve                             the default model, on port 8000
+  interlock serve --model hash --port 8001    a toy that needs no PyTorch
+  interlock serve --model org/name --api-key KEY --host 0.0.0.0
+  interlock serve --trace trace.jsonl         for fsm-replay
+
+exit codes:
+  0    drained after Ctrl-C or SIGTERM
+  1    the engine died, or the server failed
+  2    a wrong option, an unknown model, or a port that cannot be had
+  3    the model could not be fetched or loaded
+  130  a second Ctrl-C, which does not wait for the requests in flight
+  143  a second SIGTERM, likewise
 """
 
 
@@ -153,12 +165,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     version = importlib.metadata.version("interlock")
     parser.add_argument("--version", action="version", version=f"interlock {version}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve a model over HTTP. Without options: a small default model on"
-        " http://127.0.0.1:8000. Times are in seconds.",
+        usage="interlock serve [OPTION …]",
+        description="Serve a model over HTTP. Without options: a small default model on\n"
+        "http://127.0.0.1:8000. Times are in seconds.",
         epilog=EPILOG,
         formatter_class=_Formatter,
         allow_abbrev=False,
@@ -183,7 +198,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Long option names get a column of their own; the epilog keeps its lines."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=100)
+        columns = min(100, shutil.get_terminal_size().columns)
+        super().__init__(prog, max_help_position=30, width=columns - 2)
 
 
 def _default(field: FieldInfo) -> str:
@@ -198,7 +214,13 @@ def _default(field: FieldInfo) -> str:
             return f" [default {value:g}]" if isinstance(value, float) else f" [default {value}]"
 
 
+PATHS: Final = {"cache": "FOLDER", "kv_store": "FOLDER", "trace": "FILE"}
+"""Options that name a place on the disk, and what is there."""
+
+
 def _metavar(name: str, field: FieldInfo) -> str:
+    if name in PATHS:
+        return PATHS[name]
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(str(choice) for choice in get_args(field.annotation)) + "}"
     if name.endswith("_s"):
