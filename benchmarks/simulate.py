@@ -7,63 +7,35 @@ hash model through the page tables and the wire; checks after every event are of
 
 import argparse
 import time
-from pathlib import Path
 
 from rich.console import Console
 
-from engine.config import EngineConfig
-from engine.sim.deployment import Cluster, ClusterSettings
-from engine.sim.node import NodeSettings
-from engine.sim.paired_node import PairSettings
-from engine.sim.workload import feed, mooncake, synthetic
-from engine.sim.world import World
-
-
-def cluster(pairs: int, page_size: int, pages: int, chunk: int, context: int) -> Cluster:
-    """``pairs`` prefill and as many decode nodes behind one router."""
-    config = EngineConfig(
-        model="hash",
-        page_size=page_size,
-        context_length=context,
-        max_running_requests=64,
-        max_queued_requests=4096,
-        chunked_prefill_size=chunk,
-    )
-    names = [f"{role}-{index}" for role in ("prefill", "decode") for index in range(pairs)]
-    settings = ClusterSettings(
-        {name: NodeSettings(config, pages) for name in names},
-        routers=1,
-        pair=PairSettings(metadata=64, host_pages=pages),
-    )
-    return Cluster(World(), settings)
+from engine.sim.feeding import Feeder, Sizes, build
+from engine.sim.workload import load
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--mooncake", type=Path, help="a trace file of the Mooncake form")
+    parser.add_argument("--mooncake", metavar="FILE", help="a trace file of the Mooncake form")
     options = parser.parse_args()
     if options.mooncake is None:
-        where = cluster(2, 16, 4096, 2048, 8192)
-        arrivals = synthetic(options.requests, 256, 32, 2_000)
-        what, goal = "256 in, 32 out, on 2 + 2", 10_000
+        shape, goal = "2+2", 10_000
+        sizes = Sizes(page_size=16, pages=4096, chunk=2048)
+        arrivals = load("synthetic:prompt=256,output=32,every=2ms", options.requests)
     else:
-        where = cluster(8, 512, 600, 8192, 200_000)
-        arrivals = list(mooncake(options.mooncake, options.requests))
-        what, goal = f"{options.mooncake.name} on 8 + 8", 1_000
+        shape, goal = "8+8", 1_000
+        sizes = Sizes(page_size=512, pages=600)
+        arrivals = load(options.mooncake, options.requests)
+    feeder = Feeder(build(shape, sizes))
     began = time.process_time()
-    sent = feed(where, arrivals)
+    feeder.feed(arrivals)
     seconds = time.process_time() - began
-    answers = [
-        view.finish.type
-        for _, each in where.submissions().values()
-        for view in each.views
-        if view.finish is not None
-    ]
-    rate = sent / seconds * 60
+    rate = feeder.sent / seconds * 60
     Console().print(
-        f"{what}: {sent} requests ({answers.count('length')} whole) in {seconds:.1f} s of a core, "
-        f"{where.world.now_us / 1e6:.1f} s simulated: {rate:,.0f} a minute (goal {goal:,})"
+        f"{options.mooncake or '256 in, 32 out'} on {shape}: {feeder.sent} requests in "
+        f"{seconds:.1f} s of a core, {feeder.cluster.world.now_us / 1e6:.1f} s simulated: "
+        f"{rate:,.0f} a minute (goal {goal:,})"
     )
 
 

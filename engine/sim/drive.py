@@ -21,9 +21,10 @@ class Fault(Exception):  # noqa: N818 - what a scenario finds
 class Drive:
     """Advances a cluster's world."""
 
-    def __init__(self, world: World, cluster: Cluster) -> None:
+    def __init__(self, world: World, cluster: Cluster, event_limit: float = EVENT_LIMIT) -> None:
         self.world: Final = world
         self.cluster: Final = cluster
+        self._event_limit = event_limit
 
     def settle(self) -> None:
         """Run everything that is due now."""
@@ -47,8 +48,8 @@ class Drive:
         return True
 
     def _event(self) -> None:
-        if self.world.events >= EVENT_LIMIT:
-            raise Fault(f"{EVENT_LIMIT} events, and no end: something spins")
+        if self.world.events >= self._event_limit:
+            raise Fault(f"{self._event_limit} events, and no end: something spins")
         try:
             self.world.step()
         except Exception as error:  # a crash of the engine is a finding, not the end of the run
