@@ -21,7 +21,7 @@ from engine.sim.feeding import Feeder, Sizes, build, leaving
 from engine.sim.figures import SHARES, Figures, Spread, figures
 from engine.sim.runner import Costs
 from engine.sim.workload import WorkloadError, check_fit, load
-from server.replay_files import FAULTS, FITS, UNUSABLE, console
+from server.replay_files import FAULTS, FITS, UNUSABLE, console, unusable
 
 FAULT_LIMIT: Final = 20
 """Faults that are printed."""
@@ -42,9 +42,11 @@ def simulate(options: argparse.Namespace) -> int:
         cluster = build(options.cluster, sizes, options.check)
         if options.trace is not None:
             options.trace.mkdir(parents=True, exist_ok=True)
-    except (WorkloadError, OSError) as error:
+    except WorkloadError as error:
         console(stderr=True).print(f"[red]unusable[/] {escape(str(error))}")
         return UNUSABLE
+    except OSError as error:
+        return unusable(error)
     feeder = Feeder(cluster, options.check)
     leaves = leaving(arrivals, options.aborts, options.disconnects, options.seed)
     faults: list[str] = []
@@ -57,7 +59,10 @@ def simulate(options: argparse.Namespace) -> int:
     wall, core = time.perf_counter() - wall, time.process_time() - core
     faults += [] if faults else feeder.faults()
     if options.trace is not None:
-        write_traces(cluster, options.trace, not faults)
+        try:
+            write_traces(cluster, options.trace, not faults)
+        except OSError as error:
+            return unusable(error)
     found = figures(cluster)
     if options.json:
         console().print(

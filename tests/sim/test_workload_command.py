@@ -111,6 +111,7 @@ def test_a_bug_is_a_fault(
         ([*SMALL[1:], "--from", "3"], "--from does not go with --workload"),
         (["--seeds", "3", "--page-size", "8"], "--page-size needs --workload"),
         (["--json"], "--json needs --workload"),
+        ([*SMALL[1:], "--trace", "/dev/null/traces"], "/dev/null/traces: Not a directory"),
     ],
 )
 def test_what_cannot_be_used_is_named(
