@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from fsm.explore_base import FAULT, FREE, MIXED, REBUILD, UNSURE, Cost
 from fsm.explore_pd import ABSENT, DEAD, GONE, HANDED_OVER, NO_ROOM, OVER, Design, Leg, World
+from fsm.explore_pd_actions import decode_client, prefill_client
 from fsm.explore_pd_draft import Draft
 from fsm.explore_pd_steps import Action
 from fsm.pauses import MODES, PauseMode
@@ -81,15 +82,13 @@ def _decode_pauses(mode: PauseMode, draft: Draft) -> None:
     """What a pause that drops KV does is due at the end of the turn."""
     draft.decode_pause = draft.design.after_pause(draft.decode_pause, mode)
     if mode == "abort" and draft.place not in (ABSENT, DEAD):
-        draft.decode("abort")
-        draft.must_be_over(draft.design.decode, draft.place)
+        decode_client(draft)
 
 
 def _prefill_pauses(mode: PauseMode, draft: Draft) -> None:
     draft.prefill_pause = draft.design.after_pause(draft.prefill_pause, mode)
     if mode == "abort" and draft.leg.state not in (ABSENT, DEAD):
-        draft.prefill("abort")
-        draft.must_be_over(draft.design.prefill, draft.leg.state)
+        prefill_client(draft)
 
 
 def _decode_continues(draft: Draft) -> None:

@@ -9,14 +9,15 @@ from fsm.decode import DECODE
 from fsm.explore import Explorer
 from fsm.explore_base import Budget
 from fsm.explore_pd_model import PairModel
+from fsm.explore_pd_nodes import DROPPING, EVERY, Pauses
 from fsm.joint import ABSENT, EARLIER, GONE, JOINT, Pair, phase_of, shown
 from fsm.prefill import PREFILL
 from fsm.resources import PHASES
 
 
-def reachable(budget: Budget) -> tuple[set[Pair], set[Pair]]:
+def reachable(budget: Budget, pauses: Pauses = DROPPING) -> tuple[set[Pair], set[Pair]]:
     """Pairs of lives that share a room, and pairs of an earlier prefill life and decode."""
-    model = PairModel(intake_steps=True)
+    model = PairModel(intake_steps=True, pauses=pauses)
     result = Explorer(model, 1, budget).run()
     assert result.complete
     assert result.violation is None, f"\n{result.violation}"
@@ -36,6 +37,12 @@ def test_the_table_is_what_two_faults_and_a_rebuild_reach() -> None:
 def test_an_abort_and_a_deadline_reach_nothing_else() -> None:
     pairs, _ = reachable(Budget(faults=1, aborts=1, deadlines=1))
     assert pairs <= shown().keys()
+
+
+def test_pauses_in_every_mode_reach_nothing_else() -> None:
+    pairs, earlier = reachable(Budget(rebuilds=1), EVERY)
+    assert pairs <= shown().keys()
+    assert earlier <= EARLIER
 
 
 def test_lives_of_earlier_rooms_are_what_two_rebuilds_reach() -> None:
