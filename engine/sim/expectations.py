@@ -4,7 +4,7 @@ An expectation looks; only ``within=`` and ``base`` let time pass. What it looks
 were shown, the trace, and the ledger.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -82,24 +82,22 @@ def _request(run: "Run", command: Command, name: str, limit: int | None) -> None
     check_finishes(command, wanted.get("finished", "stop").split("|"))
     pairs = run.views(command, name)
     if limit is not None:
-        run.drive.until(lambda: not _differences(run, pairs, wanted, on), limit)
-    differences = _differences(run, pairs, wanted, on)
+        run.drive.until(lambda: not any(_differences(run, pairs, wanted, on)), limit)
+    differences = list(_differences(run, pairs, wanted, on))
     if differences:
         raise Fault("\n  ".join(differences))
 
 
 def _differences(
     run: "Run", pairs: list[tuple[Submission, View | None]], wanted: dict[str, str], on: str
-) -> list[str]:
-    out = []
+) -> Iterator[str]:
     for submission, view in pairs:
         name = submission.name if view is None else view.name
         seen = Seen(run, submission, view, on, wanted.get("state", ""))
         for key, value in wanted.items():
             actual = _READERS[key](seen)
             if not _fits(seen, key, value, actual):
-                out.append(f"{name}: expected {key}={value}, got {actual or 'nothing yet'}")
-    return out
+                yield f"{name}: expected {key}={value}, got {actual or 'nothing yet'}"
 
 
 def _fits(seen: "Seen", key: str, value: str, actual: str | None) -> bool:
