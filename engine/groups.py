@@ -11,8 +11,15 @@ from fsm.resources import Disposition
 from transport.messages import Submit
 
 
+def rooms_of(message: Submit) -> list[str]:
+    """The rooms of all members of a split submission: both nodes pair them by room and number. The
+    first has the room that the router gave."""
+    return [message.room, *(f"{message.room}#{index}" for index in range(1, message.n))]
+
+
 def member_of(message: Submit, index: int) -> Submit:
-    """What member ``index`` of a submission asks for: the same, with the seed plus its number.
+    """What member ``index`` of a submission asks for: the same, with the seed plus its number, and
+    in a room of its own where the submission has one.
 
     With one seed for all, the randomness of a position would be the same in every member, and so
     would be their texts. The first keeps the seed: it says what ``n=1`` says.
@@ -21,7 +28,8 @@ def member_of(message: Submit, index: int) -> Submit:
         return message
     seed = (message.sampling.seed + index + 2**63) % 2**64 - 2**63
     sampling = msgspec.structs.replace(message.sampling, seed=seed)
-    return msgspec.structs.replace(message, sampling=sampling)
+    room = f"{message.room}#{index}" if message.room else ""
+    return msgspec.structs.replace(message, sampling=sampling, room=room)
 
 
 class Membership(Lease):

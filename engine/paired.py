@@ -10,6 +10,7 @@ A turn of the loop hands over what arrived (:meth:`PairedScheduler.receive`), an
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Final
@@ -20,7 +21,8 @@ from engine.config import EngineConfig
 from engine.core import SchedulerCore
 from engine.deadlines import Timer
 from engine.doorkeeper import Doorkeeper
-from engine.intake import Refusal
+from engine.groups import rooms_of
+from engine.intake import MAX_GROUP, Refusal
 from engine.pairing import Pairing, boot_of
 from engine.peers import Peers
 from engine.request import Request
@@ -48,6 +50,11 @@ from transport.messages import Finish, Submit
 MEETING_TIMEOUT_S: Final = 30.0
 TRANSFER_TIMEOUT_S: Final = 60.0
 ROOM_TAKEN: Final = "the room is that of another live request"
+
+
+def _rooms(message: Submit) -> list[str]:
+    """Rooms of a submission, of which no check has passed yet."""
+    return rooms_of(message) if message.n <= MAX_GROUP else [message.room]
 
 
 class PairedScheduler(SchedulerCore):
@@ -205,21 +212,23 @@ class PairedScheduler(SchedulerCore):
         return 1
 
     def _check_ids(self, message: Submit, rids: Iterable[str]) -> None:
-        if self._superseded(message) is None:
+        if not self._superseded(message):
             super()._check_ids(message, rids)
 
     def _accepting(self, message: Submit) -> None:
         """A live rid that comes again in a new room is a router's retry: the old life is ended,
         and the new one admitted."""
-        old = self._superseded(message)
-        if old is not None:
+        for old in self._superseded(message):
             finish = Finish(type="abort", message="superseded by a retry of the same request")
             self._deliver(old, "abort", finish)
 
-    def _superseded(self, message: Submit) -> Request | None:
-        old = self.roster.live.get(message.rid)
-        if old is None or not message.room or self._pairing(old).room == message.room:
-            return None
+    def _superseded(self, message: Submit) -> list[Request]:
+        """Live requests of the same rid in another room: all members, or none."""
+        live = self.roster.live.get(message.rid)
+        old = self.groups.members(message.rid) or ([live] if live is not None else [])
+        rooms = _rooms(message)
+        if not message.room or any(self._pairing(each).room in rooms for each in old):
+            return []
         return old
 
     def _role_pools(self) -> list[Pool]:
@@ -229,9 +238,7 @@ class PairedScheduler(SchedulerCore):
         """Raise :class:`Refusal` for a submission that cannot be paired."""
         if not message.room:
             raise Refusal("bootstrap_room: is missing; prefill and decode are apart on this node")
-        if message.n > 1:
-            raise Refusal("n: more than one sample needs one room each")
-        if message.room in self.rooms:
+        if any(room in self.rooms for room in _rooms(message)):
             raise Refusal(f"bootstrap_room: {message.room} is the room of a live request")
 
     def _check_room(self, members: int) -> None:
@@ -248,7 +255,12 @@ class PairedScheduler(SchedulerCore):
 
     def _paired(self, request: Request, message: Submit) -> None:
         # The same body reaches both; prefill learns who its peer is from the hello.
-        request.pairing = Pairing(message.room, message.prefill if self.role == "decode" else "")
+        refused = message.n > 1 and request.rid == message.rid
+        request.pairing = Pairing(
+            message.room,
+            siblings=tuple(_rooms(message)[1:]) if refused else (),
+            node=message.prefill if self.role == "decode" else "",
+        )
 
     def _queue_up(self, request: Request, leases: dict[Resource, Lease]) -> str:
         leases["rooms"] = self._open_room(request)
@@ -272,18 +284,20 @@ class PairedScheduler(SchedulerCore):
         finish = request.finish
         if not self.chart.is_live(edge.target) and finish is not None and not pairing.reason:
             pairing.reason, pairing.status = finish.message or finish.type, finish.status
-        if edge.event == "reject" and pairing.room in self.rooms:
-            return  # refused because another life has the room: that one goes on, and hears nothing
-        self._tell(request, pairing, protocol.on_moved(self.role, edge, cause, pairing.met))
         if edge.event == "reject":
-            self._refused_at_door(request, pairing)
-        elif edge.event == "landed":
+            for room in (pairing.room, *pairing.siblings):
+                if room not in self.rooms:  # else another life has it, goes on, and hears nothing
+                    self._refused_at_door(request, dataclasses.replace(pairing, room=room), edge)
+            return
+        self._tell(request, pairing, protocol.on_moved(self.role, edge, cause, pairing.met))
+        if edge.event == "landed":
             return  # complete: nobody will ask for this room, and it may be used again
-        elif "rooms" in self.chart.holds[edge.source] - self.chart.holds[edge.target]:
+        if "rooms" in self.chart.holds[edge.source] - self.chart.holds[edge.target]:
             self._end_room(pairing, "abort")
 
-    def _refused_at_door(self, request: Request, pairing: Pairing) -> None:
+    def _refused_at_door(self, request: Request, pairing: Pairing, edge: Edge) -> None:
         """Whoever said hello before is told; whoever says it later is told at the door."""
+        self._tell(request, pairing, protocol.on_moved(self.role, edge, None, pairing.met))
         early = self.doors.arrived(pairing.room)
         if early is not None and early.kind == "hello":
             pairing.life = early.sender

@@ -28,6 +28,9 @@ class Pairing:
     line: int = 0
     """The newest line about this life in its node's trace; 0 if there is none."""
 
+    siblings: tuple[str, ...] = ()
+    """Rooms of the other members of a group that is refused as a whole."""
+
     knocked_again: bool = False
     """The peer's door was found closed before the two had met, and hello was said once more."""
 

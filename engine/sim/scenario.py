@@ -9,11 +9,11 @@ from engine.sim import commands, expectations
 from engine.sim.book import Life
 from engine.sim.client import Clients, Submission, View
 from engine.sim.cluster import build
-from engine.sim.deployment import Cluster
+from engine.sim.deployment import Cluster, ClusterSettings
 from engine.sim.drive import Drive, Fault, summary
 from engine.sim.golden import GoldenRuns
 from engine.sim.language import Command, ScenarioError, parse, suggestion
-from engine.sim.node import SimNode
+from engine.sim.node import NodeSettings, SimNode
 from engine.sim.phases import Phases
 from engine.sim.render import Detail, render
 from engine.sim.router_node import RouterNode
@@ -60,7 +60,7 @@ class Run:
         self.cluster: Final = Cluster(self.world, settings)
         self.drive: Final = Drive(self.world, self.cluster)
         self.phases: Final = Phases(self.cluster)
-        self.golden: Final = GoldenRuns(next(iter(settings.nodes.values())))
+        self.golden: Final = GoldenRuns(_alone(settings))
         self.transcript: Final[list[str]] = []
         self._shown = 0
 
@@ -202,6 +202,12 @@ def play(text: str, file: str, where: str = "") -> tuple[Outcome, Run | None]:
     outcome.time_us, outcome.events = run.world.now_us, run.world.events
     outcome.requests = len(run.cluster.submissions())
     return outcome, run
+
+
+def _alone(settings: ClusterSettings) -> NodeSettings:
+    """The node that has to hold what a request says: decode, where it is split."""
+    decodes = [each for name, each in settings.nodes.items() if name.startswith("decode")]
+    return (decodes or list(settings.nodes.values()))[0]
 
 
 def _fault(run: Run, command: Command, message: str) -> str:
