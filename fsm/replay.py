@@ -18,9 +18,11 @@ from typing import Final
 from fsm.chart import ordered
 from fsm.replay_answers import check_ending, check_tokens
 from fsm.replay_base import Replay
+from fsm.replay_causes import CauseBook, misled
 from fsm.replay_faults import Fault, diagnose, ended, names, unknown_life
-from fsm.replay_lives import KNOWN, Life, Step
-from fsm.trace import PAGES, AnswerLine, Header, LeaseLine, MoveLine, SubmitLine
+from fsm.replay_lives import KNOWN, Life
+from fsm.trace import PAGES, AnswerLine, Header, LeaseLine, MoveLine, Numbered, SubmitLine
+from fsm.trace_read import Read
 
 STRANGERS: Final = 256
 """Unknown lives that are remembered, so that each is reported once."""
@@ -41,6 +43,7 @@ class NodeReplay(Replay):
         self._rids: dict[str, Life] = {}
         self._strangers: dict[str, None] = {}
         self._page_size: Final = max(1, header.page_size)
+        self._causes: Final = CauseBook(header, self.fault)
         self.handlers |= {
             MoveLine: self._move,
             LeaseLine: self._lease,
@@ -55,6 +58,7 @@ class NodeReplay(Replay):
 
     def _submit(self, line: SubmitLine) -> None:
         self._order(line)
+        self._causes.submitted(line)
         boot, _, number = line.life.rpartition(":")
         if boot != self.header.boot_id or not number.isdecimal():
             self.fault(f"the life is not of this boot ({self.header.boot_id})")
@@ -123,8 +127,10 @@ class NodeReplay(Replay):
                 life.tokens = line.tokens  # it was computing, unseen
         if line.attempt != life.attempt or line.rid != life.rid:
             self._not_itself(line, life)
-        if step.first or line.cause is not None:
-            self._caused(line, life, step)
+        if step.first or line.cause is not None or line.boot or line.by == "peer":
+            self._causes.moved(line, life, step)
+            if step.first and not step.retires:
+                self._begins(life)
         if step.computing or line.tokens != life.tokens:
             wrong = check_tokens(line, step, life, self._page_size)
             if wrong:
@@ -144,6 +150,7 @@ class NodeReplay(Replay):
             self._loaded(line)
         if step.new_attempt:
             life.attempt += 1
+            life.peer = None  # who computes it again may be another one
         life.stage, life.here, life.line = step.target, step.here, self.number
         if step.retires:
             self._retire(line, life)
@@ -212,18 +219,19 @@ class NodeReplay(Replay):
 
     # --- what is rare ---
 
-    def _caused(self, line: MoveLine, life: Life, step: Step) -> None:
-        """The first move follows from the submission; nothing follows from what comes later."""
-        cause = line.cause
-        if step.first and line.by == "intake" and cause != (self.node, life.seq):
-            self.fault(f"its cause is {cause}; it was submitted by seq {life.seq}")
-        elif cause is not None and cause[0] == self.node and cause[1] >= line.seq:
-            self.fault(f"its cause, seq {cause[1]}, is not before it")
-        if step.first and not step.retires:
-            other = self._rids.setdefault(life.rid, life)
-            if other is not life:
-                self.fault(f"its rid is live already, as {other.life}")
-                self._rids[life.rid] = life
+    def _begins(self, life: Life) -> None:
+        """Its first move: from here on its rid is taken."""
+        other = self._rids.setdefault(life.rid, life)
+        if other is not life:
+            self.fault(f"its rid is live already, as {other.life}")
+            self._rids[life.rid] = life
+
+    def linked(self, line: Read, cause: Numbered) -> None:
+        """The line that was just judged names ``cause``, which is in another trace."""
+        if isinstance(line, SubmitLine | MoveLine):
+            why = misled(line, self._tables.chart.name, cause)
+            if why:
+                self.fault(why)
 
     def _needs(self, life: Life) -> int:
         """The pages of what is to be computed; where a peer does that, of the output, too."""

@@ -122,6 +122,7 @@ class Life:
         "life",
         "line",
         "max_new_tokens",
+        "peer",
         "prompt_tokens",
         "rid",
         "seq",
@@ -156,3 +157,5 @@ class Life:
         self.tokens = 0
         self.answered = False
         self.account: Account | None = None
+        self.peer: tuple[str, str, int] | None = None
+        """Node, boot id and ``seq`` of what its other half's node said last."""

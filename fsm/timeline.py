@@ -4,12 +4,13 @@ A *lane* is one life: spans of time in states, the marks on it, and its end. Mem
 lanes that are shown, not with the trace."""
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 from fsm.decide import BOOKS
+from fsm.replay_links import labels
 from fsm.resources import Phase
 from fsm.trace import AnswerLine, Balance, Header, LeaseLine, MoveLine, SubmitLine
 from fsm.trace_read import Read
@@ -113,9 +114,20 @@ MOST_SAMPLES: Final = 4096
 class Timeline:
     """Lanes of several nodes; feed every line with the index of its node."""
 
-    def __init__(self, headers: Iterable[Header], view: View) -> None:
+    def __init__(
+        self,
+        headers: Iterable[Header],
+        view: View,
+        shifts: Sequence[float] = (),
+        drift: float = 0.0,
+    ) -> None:
+        """``shifts`` are added to the times of each node, and may leave an effect ``drift`` before
+        its cause, both in seconds, as :class:`fsm.replay_clocks.Clocks` says."""
         self.headers: Final = list(headers)
         self.view: Final = view
+        self.names: Final = labels(self.headers)
+        self.shifts: Final = list(shifts) or [0.0] * len(self.headers)
+        self.drift: Final = drift
         self.matching = 0
         """Lanes that the view would show without its limit."""
         self.start = view.since
@@ -126,12 +138,12 @@ class Timeline:
         self._begun = 0
 
     def feed(self, index: int, line: Read) -> None:
-        zero = self.headers[index].time
+        zero = self.headers[index].time - self.shifts[index]
         match line:
             case SubmitLine():
                 time = line.time - zero
                 if time <= self.view.until and self._wants(line.rid):
-                    node = self.headers[index].node
+                    node = self.names[index]
                     self._begun += 1
                     lane = Lane(node, line.life, line.rid, time, self._begun, since=time)
                     self._open[index, line.life] = lane

@@ -38,7 +38,7 @@ def draw(timeline: Timeline, title: str) -> str:
     if timeline.view.until == float("inf") and lanes:
         end = max(timeline.end if lane.end is None else lane.end for lane in lanes)
     axis = _Axis(start, max(end, start + 1e-6))
-    legend, rows = _legend(lanes)
+    legend, rows = _legend(lanes, _clocks(timeline))
     top = TOP + LEGEND * (rows - 1)
     bottom = top + max(1, len(lanes)) * ROW
     height = bottom + 34 + len(pools) * POOL
@@ -52,7 +52,7 @@ def draw(timeline: Timeline, title: str) -> str:
     for number, lane in enumerate(lanes):
         parts += _lane(lane, top + number * ROW, axis, several, number)
     for number, pool in enumerate(pools):
-        node = timeline.headers[timeline.pools.index(pool)].node
+        node = timeline.names[timeline.pools.index(pool)]
         parts += _pool(pool, node, bottom + 34 + number * POOL, axis)
     return "\n".join([*parts, "</svg>", ""])
 
@@ -108,8 +108,27 @@ def _heading(timeline: Timeline, title: str, lanes: Sequence[Lane]) -> Iterator[
     yield f'<text x="{WIDTH - 16}" y="26" text-anchor="end" fill="{QUIET}">{shown}</text>'
 
 
-def _legend(lanes: Sequence[Lane]) -> tuple[list[str], int]:
-    """The phases and marks that occur, in the order of a life, and the rows that they take."""
+def _clocks(timeline: Timeline) -> str:
+    """What was done to the clocks; empty where they are shown as they were."""
+    moved = [
+        f"{name} {_duration(shift)} later"
+        for name, shift in zip(timeline.names, timeline.shifts, strict=True)
+        if shift
+    ]
+    if not moved:
+        return ""
+    text = f"clocks moved so that nothing precedes its cause: {', '.join(moved)}"
+    drift = f"; they drift apart by {_duration(timeline.drift)}" if timeline.drift else ""
+    return text + drift
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"
+
+
+def _legend(lanes: Sequence[Lane], note: str) -> tuple[list[str], int]:
+    """The phases and marks that occur, in the order of a life, then ``note``; and the rows that
+    they take."""
     states = {span.state for lane in lanes for span in lane.spans if span.end > span.start}
     phases = {PHASE_OF[state] for state in states if state in PHASE_OF}
     marks = {(mark.kind, mark.good) for lane in lanes for mark in lane.marks}
@@ -138,6 +157,10 @@ def _legend(lanes: Sequence[Lane]) -> tuple[list[str], int]:
         place = f"translate({x:.1f} {49 + row * LEGEND})"
         parts.append(f'<g transform="{place}">{symbol}<text x="19" y="4">{name}</text></g>')
         x += width + 16
+    if note:
+        row += 1
+        place = f'x="16" y="{53 + row * LEGEND}"'
+        parts.append(f'<text {place} fill="{QUIET}">{escape(note)}</text>')
     return parts, row + 1
 
 

@@ -6,9 +6,9 @@ whole."""
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -35,6 +35,33 @@ Read: TypeAlias = Line | Malformed
 class _Probe(msgspec.Struct):
     kind: str = ""
     version: int = TRACE_VERSION
+
+
+class Trace(Protocol):
+    """Lines, from a file (:class:`TraceReader`) or from memory
+    (:class:`TraceLines`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def header(self) -> Header: ...
+
+    def __iter__(self) -> Iterator[tuple[int, list[Read]]]:
+        """Batches of (number of the first line, lines), without the header."""
+        ...
+
+
+class TraceLines:
+    """A trace that is in memory."""
+
+    def __init__(self, name: str, header: Header, lines: Sequence[Read]) -> None:
+        self.name: Final = name
+        self.header: Final = header
+        self._lines: Final = list(lines)
+
+    def __iter__(self) -> Iterator[tuple[int, list[Read]]]:
+        yield 2, self._lines
 
 
 class TraceReader:

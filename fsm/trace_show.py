@@ -47,10 +47,12 @@ class Filter:
 
 @dataclass(slots=True)
 class Teller:
-    """Tells the lines of one node, in order. Remembers the requests that are live."""
+    """Tells the lines of one trace, which is called ``name``, in order. Remembers the requests
+    that are live."""
 
     header: Header
     lines: Filter
+    name: str
     _rids: dict[str, str] = field(default_factory=dict)
     _states: dict[str, str] = field(default_factory=dict)
 
@@ -78,7 +80,7 @@ class Teller:
                 text = "the end, at rest" if line.at_rest else "the end, not at rest"
                 return self._shown("footer", line.time, "", "", text)
             case Malformed():
-                return Shown(0.0, self.header.node, "malformed", "", line.reason)
+                return Shown(0.0, self.name, "malformed", "", line.reason)
 
     def _move(self, line: MoveLine) -> Shown | None:
         states = (line.source, line.target)
@@ -104,7 +106,7 @@ class Teller:
         here = states or ((self._states[life],) if life in self._states else ())
         if not self.lines.wants(kind, time, life, rid, here):
             return None
-        return Shown(time, self.header.node, kind, who or rid, text)
+        return Shown(time, self.name, kind, who or rid, text)
 
 
 def _header(line: Header) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from fsm.draw import to_svg
 from fsm.draw_base import DRAWINGS, DrawingError, Usage
 from fsm.draw_dot import to_dot
+from fsm.replay_links import labels
 from fsm.trace_read import Unusable
 from fsm.trace_stats import NodeStats
 from server.replay_files import FITS, UNUSABLE, Commands, command, console, open_traces, unusable
@@ -42,8 +43,7 @@ def chart(options: argparse.Namespace) -> int:
     suffix = ".dot" if options.dot else ".svg"
     try:
         nodes = gather(open_traces(options.traces))
-        for node in nodes:
-            name = node.header.node
+        for name, node in zip(labels([node.header for node in nodes]), nodes, strict=True):
             path = options.output or Path(f"{name}-chart{suffix}")
             if options.output is not None and len(nodes) > 1:
                 path = path.with_name(f"{path.stem}-{name}{path.suffix}")

@@ -90,11 +90,11 @@ def open_traces(paths: Sequence[Path]) -> list[TraceReader]:
         for reader in readers:
             reader.close()
         raise
-    nodes = {reader.header.node for reader in readers}
-    if len(nodes) < len(readers):
+    processes = {(reader.header.node, reader.header.boot_id) for reader in readers}
+    if len(processes) < len(readers):
         for reader in readers:
             reader.close()
-        raise Unusable("two traces are of the same node: read them one at a time")
+        raise Unusable("two traces are of the same process: read them one at a time")
     return readers
 
 

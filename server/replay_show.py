@@ -8,6 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from fsm.replay_join import join
+from fsm.replay_links import labels
 from fsm.trace_read import TraceReader, Unusable
 from fsm.trace_show import KINDS, Filter, Shown, Teller
 from server.replay_files import (
@@ -103,7 +104,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _tell(readers: list[TraceReader], wanted: Filter) -> Iterator[Shown]:
-    tellers = [Teller(reader.header, wanted) for reader in readers]
+    headers = [reader.header for reader in readers]
+    names = labels(headers)
+    tellers = [Teller(head, wanted, name) for head, name in zip(headers, names, strict=True)]
     for teller in tellers:
         head = teller.tell(teller.header)
         if head is not None:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fsm.chart import Chart
 from fsm.decide import BOOKS
 from fsm.replay_join import join
+from fsm.replay_links import labels
 from fsm.trace_read import TraceReader, Unusable
 from fsm.trace_stats import NodeStats, Sketch
 from server.replay_files import (
@@ -54,7 +56,8 @@ def stats(options: argparse.Namespace) -> int:
     """``fsm-replay stats``."""
     try:
         nodes = gather(open_traces(options.traces))
-        figures = {node.header.node: as_dict(node) for node in nodes}
+        names = labels([node.header for node in nodes])
+        figures = {name: as_dict(node) for name, node in zip(names, nodes, strict=True)}
         if options.json:
             text = json.dumps(figures, indent=2) + "\n"
         elif options.csv:
@@ -153,10 +156,10 @@ def _rows(parts: dict[str, Any]) -> Iterator[tuple[str, str, str, object]]:
 
 
 def print_tables(out: Console, nodes: Sequence[NodeStats]) -> None:
-    for node in nodes:
+    for name, node in zip(labels([node.header for node in nodes]), nodes, strict=True):
         rate = node.tokens / node.seconds if node.seconds else 0.0
         out.print(
-            f"[bold]{node.header.node}[/]: {node.requests:,} requests, {node.open:,} open at the"
+            f"[bold]{escape(name)}[/]: {node.requests:,} requests, {node.open:,} open at the"
             f" end, {node.tokens:,} tokens in {node.seconds:.3f} s ({rate:,.0f} a second),"
             f" {node.retractions:,} retractions, {node.evicted:,} pages evicted"
         )
@@ -166,15 +169,15 @@ def print_tables(out: Console, nodes: Sequence[NodeStats]) -> None:
             style = "" if node.entries[state] else "dim"
             table.add_row(state, f"{node.entries[state]:,}", *_times(sketch), style=style)
         table.add_section()
-        for name, sketch in (("to first token", node.first_token), ("to answer", node.whole)):
-            table.add_row(name, f"{sketch.count:,}", *_times(sketch))
+        for what, sketch in (("to first token", node.first_token), ("to answer", node.whole)):
+            table.add_row(what, f"{sketch.count:,}", *_times(sketch))
         out.print(table)
         table = _table("resource", "of", "peak", "mean", "unit-seconds")
-        for name, level in node.levels.items():
+        for resource, level in node.levels.items():
             mean = level.unit_seconds / node.seconds if node.seconds else 0.0
             style = "" if level.peak else "dim"
             table.add_row(
-                name,
+                resource,
                 f"{level.total:,}",
                 f"{level.peak:,}",
                 f"{mean:,.2f}",

@@ -1,9 +1,12 @@
 """``fsm-replay timeline``: traces as a picture."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from fsm.replay_clocks import Clocks
+from fsm.replay_faults import Fault
 from fsm.replay_join import join
 from fsm.timeline import Timeline, View
 from fsm.timeline_svg import draw
@@ -80,8 +83,10 @@ def timeline(options: argparse.Namespace) -> int:
         options.page,
     )
     try:
+        clocks = _clocks(options.traces)
         readers = open_traces(options.traces)
-        picture = Timeline((reader.header for reader in readers), view)
+        headers = [reader.header for reader in readers]
+        picture = Timeline(headers, view, clocks.shifts(), clocks.drift())
         with progress(readers) as step:
             for count, (index, _, line) in enumerate(join(readers, Faults(0))):
                 picture.feed(index, line)
@@ -97,6 +102,25 @@ def timeline(options: argparse.Namespace) -> int:
     more = f", page {view.page} of {pages}" if pages > 1 else ""
     console().print(f"{path}: {max(0, shown)} of {picture.matching} requests{more}", markup=False)
     return FITS
+
+
+def _clocks(traces: Sequence[Path]) -> Clocks:
+    """What the causes say about the clocks: where there are several, the traces are read twice."""
+    readers = open_traces(traces)
+    clocks = Clocks([reader.header for reader in readers])
+    if len(readers) == 1:
+        readers[0].close()
+        return clocks
+    with progress(readers) as step:
+        for count, (index, _, line) in enumerate(join(readers, _told_later)):
+            clocks.feed(index, line)
+            if count % 4096 == 0:
+                step()
+    return clocks
+
+
+def _told_later(fault: Fault) -> None:
+    """The second reading finds the same faults."""
 
 
 def _stem(path: Path) -> str:

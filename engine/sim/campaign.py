@@ -1,8 +1,8 @@
 """Simulations by seed: run them, judge their traces a second time, and keep what fails.
 
 While a simulation runs, every check of :mod:`engine.sim.checks` follows every event. Afterwards the
-trace of each process is replayed through fresh books (:mod:`fsm.replay`), which know nothing of the
-engine.
+traces of all processes are joined and replayed through fresh books (:mod:`fsm.replay`), which know
+nothing of the engine.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from engine.sim.draw import COMMANDS, scenario
 from engine.sim.scenario import Outcome, Run, play
 from engine.sim.shrink import shrink
 from engine.sim.traces import golden_text, trace_path
-from fsm.replay import NodeReplay
 from fsm.replay_faults import Fault
+from fsm.replay_join import replay
 from fsm.trace import Header
+from fsm.trace_read import TraceLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,22 @@ def judge(text: str, name: str) -> Outcome:
 
 
 def replay_faults(run: Run) -> list[str]:
-    """What does not fit in the traces of a run, by the same judge as ``fsm-replay TRACE``."""
+    """What does not fit in the traces of a run, joined by cause, by the same judge as ``fsm-replay
+    TRACE …``."""
     found: list[Fault] = []
+    for node in replay(traces_of(run), found.append):
+        node.finish("", complete=False)
+    return [f"replay:\n  {fault}" for fault in found[:20]]
+
+
+def traces_of(run: Run) -> list[TraceLines]:
+    """The trace of every process that there ever was."""
+    traces = []
     for process in run.cluster.processes():
         header, *lines = process.book.lines
         assert isinstance(header, Header)
-        replay = NodeReplay(process.name, header, found.append)
-        replay.run(2, lines)
-        replay.finish("", complete=False)
-    return [f"replay:\n  {fault}" for fault in found[:20]]
+        traces.append(TraceLines(process.name, header, lines))
+    return traces
 
 
 def minimize(seed: int, shape: str = "", commands: int = COMMANDS) -> Failure:

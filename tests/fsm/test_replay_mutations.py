@@ -54,6 +54,7 @@ SAID: Final[dict[str, str]] = {
     "rid": r"rid ",
     "by": r"is caused by|a server cannot know|up to a stop string",
     "cause": r"^its cause",
+    "boot": r"^its cause",
     "reason": r"ends (with|by)|answers .* its move says|names no reason|announces the answer",
     "status": r"has status|answers .* its move says|announces the answer",
     "message": r"answers .* its move says",

@@ -95,7 +95,7 @@ def test_what_cannot_be_used(run: Run, tmp_path: Path, trace: Path) -> None:
     assert run("diff", trace, empty)[0] == UNUSABLE
     code, _, err = run(trace, trace)
     assert code == UNUSABLE
-    assert "two traces are of the same node" in err
+    assert "two traces are of the same process" in err
 
 
 def test_nodes_are_joined_by_cause(run: Run, tmp_path: Path, lines: list[Line]) -> None:
@@ -115,7 +115,7 @@ def test_nodes_are_joined_by_cause(run: Run, tmp_path: Path, lines: list[Line]) 
     assert not isinstance(cause, Footer)
     line = other[index]
     assert isinstance(line, MoveLine)
-    other[index] = replace(line, cause=("unified-0", cause.seq))  # type: ignore[attr-defined]
+    other[index] = replace(line, cause=("unified-0", cause.seq), boot="boot")  # type: ignore[attr-defined]
     left, right = write(tmp_path / "left", lines), write(tmp_path / "right", other)
     code, out, _ = run(left, right)
     assert code == FITS, out
@@ -123,10 +123,10 @@ def test_nodes_are_joined_by_cause(run: Run, tmp_path: Path, lines: list[Line]) 
     place = next(i for i, row in enumerate(shown) if f"cause=unified-0:{cause.seq}" in row)
     assert not any(" unified-0 " in row for row in shown[place:])
 
-    other[index] = replace(line, cause=("unified-0", 9999))  # type: ignore[attr-defined]
+    other[index] = replace(line, cause=("unified-0", 9999), boot="boot")
     code, out, _ = run(left, write(right, other))
     assert code == FAULTS
-    assert "its cause ('unified-0', 9999) is not in that trace, or follows from it" in out
+    assert "its cause unified-0:9999 is not in that trace, which ends with seq" in out
 
 
 # --- show -----------------------------------------------------------------------------------------

@@ -93,12 +93,16 @@ def _changes(line: Line, lives: list[str], rids: list[str]) -> Iterator[tuple[st
             yield "source", [*states, "nowhere"]
             yield "target", [*states, "nowhere"]
             yield "by", ["intake", "scheduler", "runner", "client", "server", "clock", "peer"]
-            yield "cause", [(line.node, line.seq), (line.node, line.seq + 1)]
+            yield "cause", [(line.node, line.seq), (line.node, line.seq + 1), ("elsewhere", 1)]
+            yield "cause", [(line.node, line.seq - 1), (line.node, 0), None]
         case LeaseLine():
             yield "what", list(WHATS)
             yield "resource", ["rows", "prefetches", "nothing"]
         case SubmitLine():
             yield "kit", [line.kit[1:], line.kit[:-1], (*line.kit, "nothing")]
+            yield "cause", [(line.node, line.seq), (line.node, 1), ("elsewhere", 1)]
+    if isinstance(line, MoveLine | SubmitLine):
+        yield "boot", ["other"]
     if isinstance(line, MoveLine | AnswerLine):
         yield "reason", [*REASONS, "", "tired"]
         yield "status", list(STATUSES)
