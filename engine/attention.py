@@ -37,9 +37,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from engine.kv import KVPool
+from engine.model.attend import Group, attend
 
 CHUNK_TILE = 256
 EXACT_TILE = 4
@@ -100,30 +100,6 @@ class _Row(NamedTuple):
     queries: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """What one call computes, of ``rows`` rows with ``tile`` queries each."""
-
-    rows: int
-    tile: int
-    queries: Tensor | slice | None
-    """Which of the step's tokens these are, ``int64[rows * tile]``; a row that does not fill its
-    tile repeats its last query. None is all of them, in their order."""
-    kept: Tensor | None
-    """``int64[n]``: which of ``queries`` are no such fillers; None if all."""
-    pages: Tensor
-    """``int64[n]``: the page tables, one after another: one for each row, or a single one that all
-    rows share."""
-    gathered: Tensor
-    """Where one layer of ``pages`` is gathered (:meth:`KVPool.gather`)."""
-    key: Tensor
-    """``[rows, kv_heads, keys, head_dim]``: the keys that each row is offered, in ``gathered``."""
-    value: Tensor
-    """Likewise."""
-    mask: Tensor | None
-    """``[rows, 1, query length, keys]``, 0 or minus infinity; None hides nothing."""
-
-
 class TorchAttention:
     """The back end for every device that torch has."""
 
@@ -132,14 +108,14 @@ class TorchAttention:
         self._num_heads = num_heads
         self._heads_per_kv = num_heads // kv.layout.num_kv_heads
         self._exact = exact
-        on_cpu = kv.pages.device.type == "cpu"
-        self._attend = _flash_on_cpu if on_cpu else scaled_dot_product_attention
-        self._kernel_shares_heads = on_cpu
+        self._kernel_shares_heads = kv.pages.device.type == "cpu"
         layout = kv.layout
         key_bytes = 2 * layout.num_kv_heads * layout.head_dim * layout.dtype.itemsize
         self._group_keys = GROUP_BYTES // key_bytes
-        self._groups: list[_Group] = []
-        self._order: Tensor | None = None
+        self.groups: list[Group] = []
+        """What :func:`attend` takes for the planned step."""
+        self.order: Tensor | None = None
+        """Likewise."""
         self._buffer = kv.new_gathered(0)
 
     def plan(self, index: PagedIndex) -> None:
@@ -161,42 +137,19 @@ class TorchAttention:
                 shares.append((rows, tile))
             else:
                 shares.extend(([row], row.queries) for row in rows)
-        self._groups = [self._group(index, rows, tile) for rows, tile in shares]
+        self.groups = [self._group(index, rows, tile) for rows, tile in shares]
         order = array("q")
         for rows, _ in shares:
             for row in rows:
                 first = index.qo_indptr[row.item] + row.first
                 order.extend(range(first, first + row.queries))
         in_order = order == array("q", range(len(order)))
-        self._order = None if in_order else _tensor(order).argsort().to(self._kv.pages.device)
+        self.order = None if in_order else _tensor(order).argsort().to(self._kv.pages.device)
 
     def run(self, layer: int, query: Tensor) -> Tensor:
-        if len(self._groups) == 1:
-            return self._run_group(layer, self._groups[0], query)
-        out = torch.cat([self._run_group(layer, group, query) for group in self._groups])
-        return out if self._order is None else out.index_select(0, self._order)
+        return attend(query, self._kv.caches[layer], self.groups, self.order)
 
-    def _run_group(self, layer: int, group: _Group, query: Tensor) -> Tensor:
-        kv_heads, head_dim = self._kv.layout.num_kv_heads, self._kv.layout.head_dim
-        rows, tile, heads = group.rows, group.tile, self._heads_per_kv
-        if isinstance(group.queries, slice):
-            query = query[group.queries]
-        elif group.queries is not None:
-            query = query.index_select(0, group.queries)
-        if tile > 1:
-            folded = query.view(rows, tile, kv_heads, heads, head_dim).transpose(1, 2).flatten(2, 3)
-        elif self._kernel_shares_heads:
-            folded = query.unsqueeze(2)
-        else:
-            folded = query.view(rows, kv_heads, heads, head_dim)
-        self._kv.gather(layer, group.pages, group.gathered)
-        out = self._attend(folded, group.key, group.value, attn_mask=group.mask)
-        if tile > 1:
-            out = out.view(rows, kv_heads, tile, heads, head_dim).transpose(1, 2)
-        out = out.reshape(rows * tile, self._num_heads * head_dim)
-        return out if group.kept is None else out.index_select(0, group.kept)
-
-    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> _Group:
+    def _group(self, index: PagedIndex, rows: Sequence[_Row], tile: int) -> Group:
         device, page_size = self._kv.pages.device, index.page_size
         queries, visible, kept = array("q"), array("q"), array("q")
         for row in rows:
@@ -236,10 +189,13 @@ class TorchAttention:
             if tile > 1 or not self._kernel_shares_heads:
                 mask = mask.repeat_interleave(self._heads_per_kv, dim=1)
             mask = mask.unsqueeze(1).to(device)
-        return _Group(
-            rows=len(rows),
+        start, stop = queries[0], queries[0] + len(queries)
+        consecutive = queries == array("q", range(start, stop))
+        return Group(
             tile=tile,
-            queries=_selection(queries, index.qo_indptr[-1], device),
+            start=start,
+            stop=stop,
+            queries=None if consecutive else _tensor(queries).to(device),
             kept=None if len(kept) == len(queries) else _tensor(kept).to(device),
             pages=_tensor(pages).to(device),
             gathered=gathered,
@@ -247,24 +203,6 @@ class TorchAttention:
             value=value.expand(len(rows), -1, -1, -1),
             mask=mask,
         )
-
-
-def _flash_on_cpu(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> Tensor:
-    """What :func:`scaled_dot_product_attention` comes to on a CPU. It allows more query heads than
-    key heads, and choosing a kernel takes as long as a short attention."""
-    out, _ = torch._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
-        query, key, value, attn_mask=attn_mask
-    )
-    return out
-
-
-def _selection(tokens: array[int], total: int, device: torch.device) -> Tensor | slice | None:
-    """How to select ``tokens`` among ``total``: None if that is all of them, a slice if they are
-    consecutive."""
-    start = tokens[0]
-    if tokens != array("q", range(start, start + len(tokens))):
-        return _tensor(tokens).to(device)
-    return None if len(tokens) == total else slice(start, start + len(tokens))
 
 
 class FlashInferAttention:

@@ -80,8 +80,11 @@ class KVPool:
                     f"KV pool: memory of {memoryview(memory).nbytes} bytes, expected {expected}"
                 )
             self.pages = torch.frombuffer(memory, dtype=layout.dtype).view(shape)
-        self._slots = self.pages.view(num_pages * layout.num_layers * layout.page_size, -1)
-        self._layers = self.pages.flatten(2).unbind(1)
+        self.tokens = self.pages.view(num_pages * layout.num_layers * layout.page_size, -1)
+        """Every place for one layer of a token: a view ``[places, 2 * kv_heads * head_dim]``."""
+        self.caches = list(self.pages.flatten(2).unbind(1))
+        """For each layer, that layer of every page: strided views ``[pages, page_size * 2 *
+        kv_heads * head_dim]``."""
         self._layer_starts = torch.arange(layout.num_layers, device=device).unsqueeze(1)
         self._layer_starts *= layout.page_size
 
@@ -106,7 +109,7 @@ class KVPool:
             slots: one layer's entry of :meth:`slots`.
             kv: ``[tokens, 2 * kv_heads, head_dim]``, keys first.
         """
-        self._slots.index_copy_(0, slots, kv.flatten(1))
+        self.tokens.index_copy_(0, slots, kv.flatten(1))
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zero ``pages``. Attention multiplies what is masked by zero, which hides everything but
@@ -116,13 +119,9 @@ class KVPool:
             self.pages[page].zero_()
 
     def new_gathered(self, pages: int) -> Tensor:
-        """Room for one layer of ``pages`` pages: ``[pages, page_size * 2 * kv_heads * head_dim]``,
-        not initialised."""
-        return self.pages.new_empty(pages, self._layers[0].shape[1])
-
-    def gather(self, layer: int, pages: Tensor, out: Tensor) -> None:
-        """Copy one layer of ``pages`` (``int64[n]``) to ``out``, of :meth:`new_gathered`."""
-        torch.index_select(self._layers[layer], 0, pages, out=out)
+        """Room for a copy of one layer of ``pages`` pages: ``[pages, page_size * 2 * kv_heads *
+        head_dim]``, not initialised."""
+        return self.pages.new_empty(pages, self.caches[0].shape[1])
 
     def keys_and_values(self, gathered: Tensor, tables: int, keys: int) -> tuple[Tensor, Tensor]:
         """The first ``keys`` tokens of each of ``tables`` page tables that were gathered one after

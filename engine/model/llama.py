@@ -6,7 +6,7 @@ hidden size, ``V`` vocabulary size.
 
 **float32 is batch-invariant**: a token's logits are the same to the last bit in any batch and any
 chunking. GEMMs (and vectorised element-wise loops) round differently in different shapes, so every
-part but attention runs in blocks of exactly :data:`EXACT_ROWS` rows, the last one padded;
+part but attention runs in blocks of a fixed number of rows, the last one padded;
 ``engine.attention`` describes its part. This costs most of the speed at one stream and buys that
 tokens can be compared across batches, chunkings and machines of the same kind. It rests on a
 property that the tests check: within one shape, a row's result does not depend on its place.
@@ -17,9 +17,7 @@ multiples of 1/8 at the usual size of the best ones, and near ties be decided by
 most likely ones are scored once more, with float32 arithmetic over the file's own values.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,68 +27,33 @@ from torch.nn import functional
 from engine.attention import AttentionBackend
 from engine.kv import KVPool
 from engine.model.checkpoint import Checkpoint, GroupedInt4, Weight, dense
-from engine.model.config import (
-    EMBEDDING,
-    FINAL_NORM,
-    LM_HEAD,
-    Llama3Scaling,
-    ModelConfig,
-    layer_prefix,
+from engine.model.config import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
+from engine.model.layers import (
+    Block,
+    CompiledLayers,
+    EagerLayers,
+    Layer,
+    Layers,
+    Step,
+    by_blocks,
+    norm_floor,
+    norm_weight,
+    padded,
+    rms_norm,
 )
-from engine.model.linear import GatedUnit, Linear, Step, kernels_for
+from engine.model.linear import INT4_ROWS, Dense, Product, gate_of, multiply, product_of
+from engine.model.rope import rope_tables
 
-EXACT_ROWS = 16
+ATTENTION_NORM, MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+OUTPUT = ("self_attn.o_proj",)
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+DOWN = ("mlp.down_proj",)
 SCORED_BLOCK = 256
 SCORED_BLOCKS = 16
 SCORED_TOKENS = 32
 """The most likely tokens are looked for in the best blocks of consecutive ids: a search through the
 whole vocabulary takes ten times as long, and the best 16 are found in any case."""
-
-
-class RMSNorm:
-    """Root-mean-square normalisation (arXiv:1910.07467)."""
-
-    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
-        """``weight`` is ``float32[H]``; results are of type ``dtype``."""
-        self._dtype = dtype
-        size = weight.shape[0]
-        self._weight = weight * math.sqrt(size)
-        self._floor = torch.full((1, 1), math.sqrt(size * eps), device=weight.device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.wide(x).to(self._dtype)
-
-    def wide(self, x: Tensor) -> Tensor:
-        """In float32: ``float32[T, H]`` of ``float32[T, H]``."""
-        # sqrt(mean(x^2) + eps) * sqrt(size) = hypot(norm(x), sqrt(size * eps)): half the calls of
-        # torch's own. In float32 throughout: rounding the scale of a row to bfloat16 errs in all
-        # its elements alike, which quadruples the divergence from float32's distribution.
-        scale = torch.linalg.vector_norm(x, dim=1, keepdim=True).hypot_(self._floor)
-        return torch.div(x, scale).mul_(self._weight)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One transformer block, in the two parts between which attention runs."""
-
-    attention_norm: RMSNorm
-    qkv: Linear
-    output: Linear
-    mlp_norm: RMSNorm
-    gated_unit: GatedUnit
-    down: Linear
-
-    def project(self, hidden: Tensor, cos: Tensor, sin: Tensor, config: ModelConfig) -> Tensor:
-        """``[T, heads + 2 * kv_heads, head_dim]``: rotated queries, rotated keys, values."""
-        qkv = self.qkv(self.attention_norm(hidden)).view(-1, config.qkv_heads, config.head_dim)
-        rotate(qkv[:, : config.num_heads + config.num_kv_heads], cos, sin)
-        return qkv
-
-    def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        """The rest of the block: output projection and MLP, each added to the residual stream
-        ``float32[T, H]`` in place."""
-        hidden.add_(self.output(attended))
-        return hidden.add_(self.down(self.gated_unit(self.mlp_norm(hidden))))
 
 
 class Llama:
@@ -106,45 +69,31 @@ class Llama:
     ) -> None:
         self.config = checkpoint.config
         self._exact = dtype == torch.float32
-        self._step = Step()
-        kernels = kernels_for(dtype, device, self._step if int4 else None)
-
-        def vector(name: str) -> Tensor:
-            return dense(checkpoint.weight(name)).to(device, dtype)
-
-        def norm(name: str) -> RMSNorm:
-            weight = dense(checkpoint.weight(name)).to(device)
-            return RMSNorm(weight, self.config.rms_norm_eps, dtype)
-
-        def linear(prefix: str, *names: str, bias: bool) -> Linear:
-            return kernels.linear(
-                [checkpoint.weight(f"{prefix}{name}.weight") for name in names],
-                torch.cat([vector(f"{prefix}{name}.bias") for name in names]) if bias else None,
-            )
-
-        def layer(prefix: str) -> Layer:
-            qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-            return Layer(
-                attention_norm=norm(prefix + "input_layernorm.weight"),
-                qkv=linear(prefix, *qkv, bias=self.config.attention_bias),
-                output=linear(prefix, "self_attn.o_proj", bias=self.config.output_bias),
-                mlp_norm=norm(prefix + "post_attention_layernorm.weight"),
-                gated_unit=kernels.gated_unit(
-                    checkpoint.weight(prefix + "mlp.gate_proj.weight"),
-                    checkpoint.weight(prefix + "mlp.up_proj.weight"),
-                ),
-                down=linear(prefix, "mlp.down_proj", bias=False),
-            )
-
+        self._compiled = device.type == "cpu" and not self._exact
+        if int4 and not self._compiled:
+            raise ValueError(f"int4 needs the CPU, the model is on {device}")
+        self._dtype = dtype
+        weights = _Weights(checkpoint, torch.empty(0, dtype=dtype, device=device))
+        self._floor = norm_floor(self.config.hidden_size, self.config.rms_norm_eps, device)
+        self._final_norm = weights.norm(FINAL_NORM)
         # Tables keep the type of the file (float32 for 4-bit and 8-bit ones).
         embedding = _table(checkpoint.weight(EMBEDDING))
         self._embedding = embedding.to(device)
-        self._layers = [layer(layer_prefix(index)) for index in range(self.config.num_layers)]
-        self._final_norm = norm(FINAL_NORM)
         tied = self.config.tied_embeddings
         head = embedding if tied else _table(checkpoint.weight(LM_HEAD))
-        self._head = kernels.linear([head])
         self._head_table = self._embedding if tied else head.to(device)
+        indices = range(self.config.num_layers)
+        self._layers: Layers
+        self._head: Callable[[Tensor], Tensor]
+        if self._compiled:
+            blocks = [weights.block(layer_prefix(index), int4=int4) for index in indices]
+            self._layers = CompiledLayers(blocks, self.config, self._floor)
+            product = product_of([head], int4=False)
+            self._head = partial(multiply, product=product, few_bits=False)
+        else:
+            layers = [weights.layer(layer_prefix(index)) for index in indices]
+            self._layers = EagerLayers(layers, self.config, self._floor, exact=self._exact)
+            self._head = Dense([head], None, weights.like)
         cos, sin = rope_tables(self.config, checkpoint.rope_factors)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
 
@@ -173,65 +122,75 @@ class Llama:
         Returns:
             Logits ``float32[S, V]``.
         """
-        config, last = self.config, len(self._layers) - 1
-        self._step.decodes(decodes)
         rows, wanted = len(tokens), len(sampled)
-        if not self._exact:
-            tokens, positions = _padded(tokens), _padded(positions)
+        if self._compiled:
+            tokens, positions = padded(tokens), padded(positions)
         hidden = functional.embedding(tokens, self._embedding).float()
-        cos, sin = self._cos[positions], self._sin[positions]
-        for index, layer in enumerate(self._layers):
-            project = partial(layer.project, config=config)
-            qkv = self._by_rows(project, hidden, cos, sin)
-            kv.write(slots[index], qkv[:rows, config.num_heads :])
-            if index == last and not wanted:
-                break
-            attended = attention.run(index, qkv[:rows, : config.num_heads])
-            if index == last and wanted < rows:
-                attended, hidden = attended[sampled], hidden[sampled]
-                hidden = hidden if self._exact else _padded(hidden)
-            attended = attended if self._exact else _padded(attended)
-            hidden = self._by_rows(layer.finish, attended, hidden)
-        else:
-            return self._by_rows(self._logits, hidden)[:wanted]
-        return hidden.new_empty(0, config.vocab_size)
+        few_bits = decodes and rows <= INT4_ROWS
+        step = Step(self._cos[positions], self._sin[positions], sampled, rows, few_bits)
+        hidden = self._layers.run(hidden, step, kv, slots, attention)
+        if not wanted:
+            return hidden.new_empty(0, self.config.vocab_size)
+        if self._exact:
+            return by_blocks(Llama._logits, self, hidden)
+        return self._logits(hidden)[:wanted]
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        wide = rms_norm(hidden, self._final_norm, self._floor)
         if self._exact:
-            return self._head(self._final_norm(hidden))
-        wide = self._final_norm.wide(hidden)
-        logits = self._head(wide.to(self._cos.dtype)).float()
+            return self._head(wide)
+        logits = self._head(wide.to(self._dtype)).float()
         ids = likely(logits)
         rows = self._head_table[ids].float()
         return logits.scatter_(1, ids, torch.bmm(rows, wide.unsqueeze(2)).squeeze(2))
 
-    def _by_rows(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Apply a function that treats tokens alike: at once, or for float32 in blocks of a fixed
-        size."""
-        if not self._exact:
-            return function(*inputs)
-        rows = inputs[0].shape[0]
-        filler = -rows % EXACT_ROWS
-        padded = [functional.pad(x, (0, 0) * (x.dim() - 1) + (0, filler)) for x in inputs]
-        blocks = zip(*(torch.split(x, EXACT_ROWS) for x in padded), strict=True)
-        return torch.cat([function(*block) for block in blocks])[:rows]
 
+class _Weights:
+    """A checkpoint's tensors in the forms that layers take; ``like`` has their type and device."""
 
-def padded_rows(rows: int) -> int:
-    """How many rows a step of ``rows`` tokens is computed with.
+    def __init__(self, checkpoint: Checkpoint, like: Tensor) -> None:
+        self.like = like
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
 
-    oneDNN builds and keeps a kernel for every shape it meets. Ragged steps come in every size; that
-    cost milliseconds at each new one, and memory that went on growing. So there are few sizes.
-    """
-    if rows <= 4:
-        return rows
-    unit = 8 if rows <= 64 else 32 if rows <= 512 else 128
-    return -(-rows // unit) * unit
+    def norm(self, name: str) -> Tensor:
+        return norm_weight(dense(self._checkpoint.weight(name)).to(self.like.device))
 
+    def layer(self, prefix: str) -> Layer:
+        def product(names: tuple[str, ...], *, bias: bool = False) -> Dense:
+            return Dense(self._matrices(prefix, names), self._bias(prefix, names, bias), self.like)
 
-def _padded(x: Tensor) -> Tensor:
-    filler = padded_rows(x.shape[0]) - x.shape[0]
-    return x if not filler else functional.pad(x, (0, 0) * (x.dim() - 1) + (0, filler))
+        return Layer(
+            attention_norm=self.norm(prefix + ATTENTION_NORM),
+            qkv=product(QKV, bias=self._config.attention_bias),
+            output=product(OUTPUT, bias=self._config.output_bias),
+            mlp_norm=self.norm(prefix + MLP_NORM),
+            gate_up=product(GATE_UP),
+            down=product(DOWN),
+        )
+
+    def block(self, prefix: str, *, int4: bool) -> Block:
+        def product(names: tuple[str, ...], *, bias: bool = False) -> Product:
+            matrices = self._matrices(prefix, names)
+            return product_of(matrices, self._bias(prefix, names, bias), int4=int4)
+
+        return Block(
+            attention_norm=self.norm(prefix + ATTENTION_NORM),
+            qkv=product(QKV, bias=self._config.attention_bias),
+            output=product(OUTPUT, bias=self._config.output_bias),
+            mlp_norm=self.norm(prefix + MLP_NORM),
+            gate=gate_of(*self._matrices(prefix, GATE_UP), int4=int4),
+            down=product(DOWN),
+        )
+
+    def _matrices(self, prefix: str, names: tuple[str, ...]) -> list[Weight]:
+        return [self._checkpoint.weight(f"{prefix}{name}.weight") for name in names]
+
+    def _bias(self, prefix: str, names: tuple[str, ...], there: bool) -> Tensor | None:
+        if not there:
+            return None
+        parts = [self._checkpoint.weight(f"{prefix}{name}.bias") for name in names]
+        return torch.cat([dense(part).to(self.like) for part in parts])
 
 
 def likely(logits: Tensor) -> Tensor:
@@ -252,44 +211,3 @@ def likely(logits: Tensor) -> Tensor:
 
 def _table(weight: Weight) -> Tensor:
     return weight.dequantize() if isinstance(weight, GroupedInt4) else weight
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Apply rotary position embedding in place (arXiv:2104.09864, in the half-split convention).
-
-    Args:
-        x: ``[T, heads, head_dim]``.
-        cos: ``[T, 1, head_dim]``.
-        sin: the same shape, its first half negated (:func:`rope_tables`).
-    """
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    x.mul_(cos).addcmul_(swapped, sin)
-
-
-def rope_tables(config: ModelConfig, factors: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, ``float32[context_length, 1, head_dim]`` each.
-
-    The first half of the sines is negated, which makes a rotation ``x * cos + swap_halves(x) *
-    sin``.
-    """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    if isinstance(config.rope_scaling, Llama3Scaling):
-        frequencies = _llama3_frequencies(frequencies, config.rope_scaling)
-    else:
-        frequencies = frequencies / config.rope_scaling
-    if factors is not None:
-        frequencies = frequencies / factors
-    angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), frequencies)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=1).unsqueeze(1), torch.cat((-sin, sin), dim=1).unsqueeze(1)
-
-
-def _llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Keep short wavelengths, divide long ones by the factor, and blend linearly between the
-    two."""
-    wavelengths = 2 * math.pi / frequencies
-    turns = scaling.original_context_length / wavelengths
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-    return frequencies * kept + frequencies / scaling.factor * (1 - kept)

@@ -6,6 +6,7 @@ batches they agree to the last bit.
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,40 @@ def test_lower_precisions_stay_close(tmp_path: Path, dtype: str) -> None:
         logits = driver.logits((request, count))[0].float()
         error = (logits - expected[request.computed - 1]).abs().max()
         assert error < 0.15 * spread, f"after {request.computed} tokens"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
+def test_lower_precisions_stay_close_in_company(tmp_path: Path, dtype: str) -> None:
+    """Steps of every mixture: only decodes, decodes beside chunks, none and some that sample."""
+    model = random_model(num_key_value_heads=1)
+    write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.Q4_1)
+    driver = Driver(load(tmp_path / "model.gguf", dtype=dtype))
+    prompts = [random_prompt(length, seed=length) for length in (60, 61, 62, 63, 64, 65)]
+    references = [reference_logits(model, prompt) for prompt in prompts]
+    a, b, c, d, e, f = (driver.add(prompt) for prompt in prompts)
+    mixtures = (
+        ((a, 30), (b, 5)),
+        ((a, 1), (b, 1)),
+        ((a, 1), (c, 17), (b, 6)),
+        ((d, 1), (a, 1), (c, 1), (e, 40), (f, 7)),
+        ((d, 1), (a, 1), (c, 1), (e, 1), (f, 1)),
+    )
+    for work in mixtures:
+        for sampled in ([], [len(work) - 1], list(range(len(work)))):
+            if any(request.computed + count > 60 for request, count in work):
+                break
+            batch = driver.batch(*work)
+            items = tuple(
+                replace(item, sample=index in sampled) for index, item in enumerate(batch.items)
+            )
+            logits = driver.executor.logits(replace(batch, items=items))
+            for request, count in work:
+                request.computed += count
+            for place, index in enumerate(sampled):
+                request = work[index][0]
+                expected = references[request.row]
+                error = (logits[place].float() - expected[request.computed - 1]).abs().max()
+                assert error < 0.15 * expected.std(), f"{request.row} at {request.computed}"
 
 
 class TestFolders:
