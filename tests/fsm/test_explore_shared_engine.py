@@ -165,7 +165,7 @@ def walk(seed: int, pages: int, make: Callable[[], SharedModel]) -> Counter[str]
 @pytest.mark.parametrize("pages", [3, 4, 5])
 def test_production_and_model_agree_about_every_page(pages: int) -> None:
     done: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(60):
         done += walk(seed, pages, lambda: SharedModel(pages=pages, guest=True, depth=2))
     for what in ("grows", "readmit, with B1 from the cache", "the prefix cache is flushed"):
         assert done[what], f"{what} never happened"
