@@ -30,7 +30,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
     node: _Name
     boot_id: _Name
-    seq: Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
+    seq: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class _Frame(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, kw_only=True):

@@ -9,6 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
+from fsm.trace import MoveLine
 from tests.support.oracle import golden
 from tests.support.pair import DECODE, PREFILL, Pair
 from transport.messages import SamplingParams, Submit
@@ -177,3 +178,20 @@ def test_a_slot_record_that_does_not_decode_ends_its_request_only() -> None:
     finish = pair.answers["r"].finish
     assert finish is not None
     assert finish.status == 500
+
+
+def test_a_node_that_writes_no_trace_names_no_line() -> None:
+    """Frames carry no origin then; what the peer's say is of no use to anybody, and harmless."""
+    pair, messages = Pair(3, traced=(PREFILL,)), submissions(Random(3), 4)
+    said: dict[str, set[bool]] = {PREFILL: set(), DECODE: set()}
+    for message in messages:
+        pair.submit(message, prefill_first=True)
+        for _ in range(20):
+            pair.turn()
+            for receiver, sender in ((DECODE, PREFILL), (PREFILL, DECODE)):
+                said[sender] |= {frame.origin is not None for frame in pair.channels[receiver]}
+    check(pair, messages, disturbed=False)
+    assert said == {PREFILL: {True}, DECODE: {False}}
+    assert pair.traces[DECODE] == []
+    causes = [line.cause for line in pair.traces[PREFILL] if isinstance(line, MoveLine)]
+    assert {cause[0] for cause in causes if cause is not None} == {PREFILL}

@@ -90,9 +90,17 @@ class Answer:
 
 
 class Pair:
-    """Two nodes; ``loss`` is the chance that a control frame is lost."""
+    """Two nodes; ``loss`` is the chance that a control frame is lost, ``traced`` who writes a
+    trace."""
 
-    def __init__(self, seed: int, loss: float = 0.0, pages: int = 64, page_size: int = 4) -> None:
+    def __init__(
+        self,
+        seed: int,
+        loss: float = 0.0,
+        pages: int = 64,
+        page_size: int = 4,
+        traced: tuple[str, ...] = (PREFILL, DECODE),
+    ) -> None:
         self.rng = Random(seed)
         self.loss = loss
         self.now = 0.0
@@ -126,7 +134,7 @@ class Pair:
             self.wire,
             boot_id="P",
             node=PREFILL,
-            trace=self.traces[PREFILL].append,
+            trace=self.traces[PREFILL].append if PREFILL in traced else None,
         )
         self.decode = DecodeScheduler(
             config,
@@ -138,7 +146,7 @@ class Pair:
             host_pages=pages,
             boot_id="D",
             node=DECODE,
-            trace=self.traces[DECODE].append,
+            trace=self.traces[DECODE].append if DECODE in traced else None,
             mint=lambda: f"rebuilt-{next(rooms)}",
         )
         self.channels: dict[str, deque[ControlFrame]] = {PREFILL: deque(), DECODE: deque()}
