@@ -12,8 +12,8 @@ WIDTH: Final = 1000
 """About as wide as a page on GitHub, so that the letters stay readable there."""
 LABEL: Final = 150
 """Room for the request's name at the left."""
-NAME: Final = 21
-"""Characters that fit there."""
+NAME: Final = 19
+"""Characters that fit there; digits are wide."""
 END: Final = 126
 """Room for its outcome at the right."""
 LEGEND: Final = 20

@@ -8,7 +8,9 @@ from fsm.timeline_svg import WIDTH, draw
 from fsm.trace import Header, MoveLine, SubmitLine
 
 SVG = "{http://www.w3.org/2000/svg}"
-LIFE = "a-request-with-a-very-long-name-that-somebody-chose"
+LIFE = "cmpl-0507314382404f1bbd6a79c34c0d91838"
+WIDER = {"m": 0.33, "…": 0.5} | dict.fromkeys("0123456789", 0.06)
+"""By how much a letter is wider than half of its height."""
 STATES = (
     ("enqueue", "arrived", "meeting", 1),
     ("met", "meeting", "waiting", 2),
@@ -70,7 +72,7 @@ def test_nothing_is_said_outside_of_the_picture() -> None:
             size = float(text.get("font-size", 12)) * (bold if "font-weight" in text.attrib else 1)
             said = "".join(part.text or "" for part in text if part.tag != f"{SVG}title")
             said += (text.text or "") + "".join(part.tail or "" for part in text)
-            width = 0.5 * size * len(said)
+            width = size * sum(0.5 + WIDER.get(letter, 0) for letter in said)
             shift = {"start": 0.0, "middle": 0.5, "end": 1.0}[text.get("text-anchor", "start")]
             assert 0 <= x - shift * width <= WIDTH - width, said
             assert 0 < y < height, said
