@@ -124,7 +124,7 @@ class PairedScheduler(SchedulerCore):
             elif pairing.life is None and self._closed_door(request, pairing):
                 continue
             elif pairing.life is None or boot_of(pairing.life) != successor:
-                self._prove(request, "peer_gone", self._gone(node))
+                self._prove(request, "peer_gone", self._unavailable(node, "is gone"))
 
     def _closed_door(self, request: Request, pairing: Pairing) -> bool:
         """Nobody is at the peer's node, for the second time. True if another one is asked."""
@@ -476,7 +476,8 @@ class PairedScheduler(SchedulerCore):
         """Whoever was not heard for too long may be frozen, or cut off: requests do not wait."""
         for node in self.peers.silent(now):
             for request in self.rooms.of_peer(node):
-                self._deliver(request, "peer_missed", self._gone(node))
+                finish = self._unavailable(node, "does not answer")
+                self._deliver(request, "peer_missed", finish)
 
     def _stand(self, request: Request, pairing: Pairing) -> None:
         """Say again what stands: a frame that was lost is repaired within one heartbeat."""
@@ -487,7 +488,8 @@ class PairedScheduler(SchedulerCore):
         self._heard(node, beat.boot_id)
         ours = {self._pairing(r).room: r for r in self.rooms.of_peer(node) if self._relies(r)}
         for room in self.peers.stands(node, beat.paused, frozenset(beat.rooms), ours):
-            self._prove(ours[room], "peer_gone", self._gone(node))
+            finish = self._unavailable(node, "does not know the request any more")
+            self._prove(ours[room], "peer_gone", finish)
 
     def _relies(self, request: Request) -> bool:
         return protocol.relies_on_peer(self.role, request.state, self._pairing(request).met)
@@ -498,9 +500,9 @@ class PairedScheduler(SchedulerCore):
         if boot_id and self.peers.heard(node, boot_id, self._clock()):
             self._process_gone(node, boot_id)
 
-    def _gone(self, node: str) -> Finish:
+    def _unavailable(self, node: str, why: str) -> Finish:
         other = "decode" if self.role == "prefill" else "prefill"
-        return endings.unavailable(f"the {other} node {node} is gone")
+        return endings.unavailable(f"the {other} node {node} {why}")
 
     def _pairing(self, request: Request) -> Pairing:
         if request.pairing is None:
