@@ -35,6 +35,9 @@ _STATES: Final[dict[TimerKind, tuple[str, ...]]] = {
 """Deadlines that count in one attempt only, and where; waiting is wherever a chart's queue is."""
 
 
+HELD_TIMEOUT_S: Final = 3600.0
+"""How long a request may be held, where nothing else is said (design, section 6)."""
+
 FROZEN: Final[frozenset[TimerKind]] = frozenset({"waiting", "running"})
 """Deadlines that stand still while generation is paused (design, section 6)."""
 
@@ -78,11 +81,9 @@ class Deadlines:
         """The deadlines that apply to ``request`` where it is: kind → seconds left, the earliest
         of each kind. A frozen one does not come nearer."""
         left: dict[str, float] = {}
-        paused = now if self._frozen_at is None else self._frozen_at
         for when, _, timer in sorted(self._heap, key=lambda entry: entry[:2]):
             if timer.request is request and self._applies(timer):
-                since = paused if timer.kind in FROZEN else now
-                left.setdefault(timer.kind, when - since)
+                left.setdefault(timer.kind, when - self._still_since(timer, now))
         return left
 
     def freeze(self, now: float) -> None:
@@ -94,12 +95,19 @@ class Deadlines:
         """Generation goes on; frozen deadlines are later by as long as the pause was."""
         if self._frozen_at is None:
             return
-        pause, self._frozen_at = now - self._frozen_at, None
         self._heap = [
-            (when + pause if timer.kind in FROZEN else when, serial, timer)
+            (when + now - self._still_since(timer, now), serial, timer)
             for when, serial, timer in self._heap
         ]
         heapq.heapify(self._heap)
+        self._frozen_at = None
+
+    def _still_since(self, timer: Timer, now: float) -> float:
+        """Since when a deadline stands still: a request that arrives in a pause waits, with all of
+        its time, from its arrival. ``now`` where it does not stand still."""
+        if self._frozen_at is None or timer.kind not in FROZEN:
+            return now
+        return max(self._frozen_at, timer.request.arrived_at)
 
     def _applies(self, timer: Timer) -> bool:
         """Whether the request still is where this deadline counts."""

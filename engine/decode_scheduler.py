@@ -20,6 +20,7 @@ from engine import endings
 from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.batch import PageExport, PageImport, PagesDone, Sampled
 from engine.config import EngineConfig
+from engine.deadlines import HELD_TIMEOUT_S
 from engine.host import HostPages, HostPool
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
@@ -41,7 +42,6 @@ from transport.messages import Finish
 QUEUE_SCAN: Final = 32
 GRANTS_A_PREFILL: Final = 32
 """Grants that one prefill node may have at a time: granted memory idles until it is written."""
-HELD_TIMEOUT_S: Final = 3600.0
 
 
 class DecodeScheduler(PairedScheduler):

@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 from engine.accounts import Stats
 from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.core import SchedulerCore
+from engine.deadlines import HELD_TIMEOUT_S
 from engine.policy import Candidate, Holder, Need, admit, allot, displace, tokens_ahead
 from engine.request import Request
 from fsm.chart import Chart, Edge
@@ -29,6 +30,10 @@ class Scheduler(SchedulerCore):
     base_kit: ClassVar[frozenset[Resource]] = BASE_KIT
     queued: ClassVar[frozenset[str]] = frozenset({"prefetching", "waiting", "retracted"})
     on_device: ClassVar[frozenset[str]] = frozenset({"prefilling", "decoding"})
+
+    held_timeout_s = HELD_TIMEOUT_S
+    """How long a request may be held (seconds): a pause that nobody ends must not keep its client
+    for ever."""
 
     def _extra_kit(self, prompt: list[int]) -> set[Resource]:
         stored = self.stored is not None and bool(self.stored.hits(prompt))
@@ -55,6 +60,8 @@ class Scheduler(SchedulerCore):
             request.retractions += 1
             request.launched = request.committed = 0
             self.stats.retracted += 1
+        if edge.target == "held":
+            self._deadlines.set(self._clock() + self.held_timeout_s, "held", request)
 
     def retract(self, rid: str) -> bool:
         """Push one request out on purpose (fault hook, tests). False where it is not on the

@@ -80,6 +80,7 @@ def build(command: Command) -> tuple[ClusterSettings, Detail]:
                 command.string("weights", "W1"),
                 command.integer("store_latency", 1_000) if has_store else None,
                 command.integer("detok", 0),
+                command.optional("held_timeout"),
                 ranks,
             )
     pair = PairSettings()

@@ -51,6 +51,8 @@ class NodeSettings:
     store_latency_us: int | None = None
     """None is a node without a store."""
     detok_us: int = 0
+    held_timeout_us: int | None = None
+    """How long a request may be held; None leaves the production default."""
     ranks: RankSettings = field(default_factory=RankSettings)
 
 
@@ -134,7 +136,7 @@ class SimNode:
 
     def _build(self, facts: ModelFacts) -> SchedulerCore:
         """The production scheduler of this role."""
-        return Scheduler(
+        scheduler = Scheduler(
             self.settings.config,
             facts,
             self.settings.kv_pages,
@@ -145,6 +147,9 @@ class SimNode:
             node=self.name,
             trace=self.book.write,
         )
+        if self.settings.held_timeout_us is not None:
+            scheduler.held_timeout_s = self.settings.held_timeout_us / US_PER_S
+        return scheduler
 
     def clock(self) -> float:
         """Seconds, as this node's own clock shows them."""

@@ -55,6 +55,25 @@ def test_the_wait_for_admission_is_over_when_it_was_admitted_once() -> None:
 # --- with the scheduler ---------------------------------------------------------------------------
 
 
+def test_a_request_that_arrives_in_a_pause_keeps_its_time_from_its_arrival() -> None:
+    """Not from the beginning of the pause, which would be more than it was promised."""
+    early, late = request("early"), request("late", arrived_at=90.0)
+    early.state = late.state = "waiting"
+    deadlines = Deadlines(UNIFIED, Scheduler.queued)
+    deadlines.set(13.0, "waiting", early)
+    deadlines.freeze(10.0)
+    deadlines.set(95.0, "waiting", late)
+    assert deadlines.of(early, 99.0) == {"waiting": 3.0}
+    assert deadlines.of(late, 99.0) == {"waiting": 5.0}
+    deadlines.thaw(100.0)
+    due = [
+        (when, timer.request.life)
+        for when in (102, 103, 104, 105)
+        if (timer := deadlines.due(when))
+    ]
+    assert due == [(103, "early"), (105, "late")]
+
+
 def test_who_is_not_admitted_in_time_is_refused_with_503() -> None:
     node = Node(Shape(rows=1, waiting_timeout_s=0.02))
     node.ask("a", [1], 100)

@@ -6,6 +6,7 @@ fresh engine under the new weights says to prompt and output so far."""
 import pytest
 from msgspec import structs
 
+from engine.deadlines import HELD_TIMEOUT_S
 from tests.support.node import Client, Node, Shape
 from tests.support.oracle import golden
 from transport.messages import SamplingParams
@@ -134,10 +135,26 @@ def test_deadlines_of_waiting_and_running_stand_still_while_paused() -> None:
     node.scheduler.tick()
     node.flush()
     assert client.finish is None
-    assert node.scheduler.next_deadline() is None
+    assert node.scheduler.deadlines_of(node.request("r")).keys() == {"running", "held"}
+    due = node.scheduler.next_deadline()
+    assert due is not None
+    assert due > node.now + 3000, "only that of being held comes nearer"
     node.scheduler.resume()
     node.settle()
     assert client.reason == "length"
+
+
+def test_nobody_is_held_for_ever() -> None:
+    node, clients = running(1)
+    node.scheduler.pause("retract")
+    drain_steps(node)
+    node.now += HELD_TIMEOUT_S
+    node.scheduler.tick()
+    node.flush()
+    finish = clients[0].finish
+    assert finish is not None
+    assert (finish.type, finish.status) == ("abort", 503)
+    assert node.scheduler.at_rest
 
 
 def test_pause_and_resume_are_idempotent() -> None:
