@@ -27,18 +27,18 @@ from fsm.explore_base import (
     Step,
     Traced,
 )
-from fsm.explore_shared_checks import broken
-from fsm.explore_shared_draft import (
+from fsm.explore_shared_base import (
     KITS,
     LONG,
     SHORT,
-    Draft,
     Life,
     Node,
     SharedDesign,
     Together,
     edges_of,
 )
+from fsm.explore_shared_checks import broken
+from fsm.explore_shared_draft import Draft
 from fsm.explore_shared_pages import Key, Tree
 from fsm.explore_unified import CONTINUES, IN_PLACE, PAUSES, describe_world, events
 from fsm.explore_unified_draft import ABSENT, Broken, World

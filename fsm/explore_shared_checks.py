@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from fsm.explore_shared_draft import (
+from fsm.explore_shared_base import (
     FENCE,
     GUEST,
     KITS,

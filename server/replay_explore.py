@@ -19,7 +19,7 @@ from fsm.explore_base import Budget, Model, Result, Traced, Violation
 from fsm.explore_pd_model import PairModel
 from fsm.explore_pd_nodes import DROPPING, EVERY
 from fsm.explore_shared import SharedModel
-from fsm.explore_shared_draft import Together
+from fsm.explore_shared_base import Together
 from fsm.explore_trace import to_traces
 from fsm.explore_unified import UnifiedModel
 from server.replay_files import FAULTS, FITS, UNUSABLE

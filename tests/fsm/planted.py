@@ -4,29 +4,33 @@ A bug is a design that differs from production in one place. ``length`` is the l
 shortest counterexample: the search is breadth first, so a longer one is a fault of the explorer,
 and a shorter one means that the model, or the design, has changed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsm import pauses, protocol
-from fsm.chart import Chart, Edge, State
-from fsm.decide import TABLES
+from fsm import protocol
 from fsm.decode import DECODE
 from fsm.explore_base import Budget
 from fsm.explore_pd import PRODUCTION, Design
 from fsm.explore_pd_model import PairModel
 from fsm.explore_pd_nodes import DROPPING, EVERY, Pauses
-from fsm.pauses import PauseMode
 from fsm.prefill import PREFILL
-from fsm.protocol import Frames
-from fsm.rules import DROP, KEEP, Decision, Message, Table
-
-
-class Unchecked(Chart):
-    """A chart that may break the rules of :mod:`fsm.check`."""
-
-    def __post_init__(self) -> None:
-        pass
+from fsm.rules import DROP, KEEP, Decision
+from tests.fsm.planting import (
+    accepts_by_life,
+    accepts_by_room,
+    computes_in_place,
+    due_blind,
+    due_but_for_decoding,
+    due_while_paused,
+    due_without,
+    flush_unless,
+    holding,
+    keeps_nothing,
+    leading,
+    one_room,
+    ruled,
+    without,
+)
 
 
 @dataclass(frozen=True)
@@ -46,115 +50,13 @@ class Planted:
         return PairModel(self.design, pauses=self.pauses)
 
 
-def _chart(chart: Chart, states: tuple[State, ...], edges: tuple[Edge, ...]) -> Chart:
-    return Unchecked(chart.name, chart.initial, states, edges)
-
-
-def leading(chart: Chart, source: str, event: str, **changes: Any) -> Chart:
-    """The chart with one edge changed."""
-    edges = tuple(
-        replace(edge, **changes) if (edge.source, edge.event) == (source, event) else edge
-        for edge in chart.edges
-    )
-    return _chart(chart, chart.states, edges)
-
-
-def holding(chart: Chart, change: Callable[[State], tuple[Any, ...]], *names: str) -> Chart:
-    """The chart with other holdings in some states."""
-    states = tuple(
-        replace(state, holds=change(state)) if state.name in names else state
-        for state in chart.states
-    )
-    return _chart(chart, states, chart.edges)
-
-
-def ruled(role: str, state: str, message: Message, decision: Decision) -> Table:
-    """The table with one decision changed, for all facts."""
-    table = dict(TABLES[role])
-    cells = [cell for cell in table if cell[:2] == (state, message)]
-    assert cells
-    table.update(dict.fromkeys(cells, decision))
-    return table
-
-
-def without(kind: str, role: str, *sources: str) -> Callable[..., Frames]:
-    """``on_moved`` that forgets one kind of frame."""
-
-    def on_moved(of: protocol.Role, edge: Edge, cause: Message | None, met: bool) -> Frames:
-        frames = protocol.on_moved(of, edge, cause, met)
-        if of != role or (sources and edge.source not in sources):
-            return frames
-        return tuple(frame for frame in frames if frame != kind)
-
-    return on_moved
-
-
-def _knows_its_peer(address: protocol.Address, room: str, peer: str | None) -> bool:
-    """Who is met in a room that is used again is known by magic: hello is not what is looked at."""
-    return address.room == room and (peer is not None or address.sender == "prefill")
-
-
-def _accepts_by_life(address: protocol.Address, room: str, life: str, peer: str | None) -> bool:
-    return _knows_its_peer(address, room, peer) and peer in (None, address.sender)
-
-
-def _accepts_by_room(address: protocol.Address, room: str, life: str, peer: str | None) -> bool:
-    return _knows_its_peer(address, room, peer)
-
-
-def _due_without(*states: str) -> Callable[..., Message | None]:
-    def due(role: protocol.Role, state: str, **facts: bool) -> Message | None:
-        return None if state in states else protocol.due(role, state, **facts)
-
-    return due
-
-
-def _due_while_paused(role: protocol.Role, state: str, **facts: bool) -> Message | None:
-    """What is held goes on in a pause that keeps KV."""
-    return protocol.due(role, state, **(facts | {"stopped": False}))
-
-
-def _due_but_for_decoding(role: protocol.Role, state: str, **facts: bool) -> Message | None:
-    message = protocol.due(role, state, **facts)
-    return None if (state, message) == ("decoding", "paused") else message
-
-
-def _due_blind(role: protocol.Role, state: str, **facts: bool) -> Message | None:
-    """Quiet is believed while writes are outstanding."""
-    return protocol.due(role, state, **(facts | {"writing": False}))
-
-
-def _flush_unless(*ignored: str) -> Callable[..., bool]:
-    def may_flush(chart: Chart, states: Any, paused: bool) -> bool:
-        return protocol.may_flush(chart, [s for s in states if s not in ignored], paused)
-
-    return may_flush
-
-
-def _one_room(current: bool) -> str:
-    return "room"
-
-
-def _keeps_nothing(*arguments: Any) -> protocol.Knock:
-    return protocol.knock(*arguments)._replace(keep=False)
-
-
 def _design(**changes: Any) -> Design:
     return replace(PRODUCTION, **changes)
 
 
-def _computes_in_place(role: str) -> Callable[[str, PauseMode | None], bool]:
-    """One role goes on computing in a pause in place."""
-
-    def is_frozen(of: str, mode: PauseMode | None) -> bool:
-        return pauses.is_frozen(of, mode) and (of, mode) != (role, "in_place")
-
-    return is_frozen
-
-
 A1, F1, R1 = Budget(aborts=1), Budget(faults=1), Budget(rebuilds=1)
 
-BY_LIFE = _design(accepts=_accepts_by_life, room_of=_one_room)
+BY_LIFE = _design(accepts=accepts_by_life, room_of=one_room)
 """No bug: a room may be used again by who looks at lives."""
 
 PLANTED = (
@@ -188,7 +90,7 @@ PLANTED = (
     ),
     Planted(
         "quiesce is never delivered",
-        _design(due=_due_without("stopping")),
+        _design(due=due_without("stopping")),
         Budget(),
         "never come to rest",
         13,
@@ -209,14 +111,14 @@ PLANTED = (
     ),
     Planted(
         "an acknowledgement counts by room instead of by life",
-        _design(accepts=_accepts_by_room, room_of=_one_room),
+        _design(accepts=accepts_by_room, room_of=one_room),
         Budget(aborts=1, rebuilds=1),
         "decode takes the word of a prefill life that it is not paired with",
         19,
     ),
     Planted(
         "a rebuild reuses the room",
-        _design(room_of=_one_room),
+        _design(room_of=one_room),
         Budget(aborts=1, rebuilds=1),
         "decode takes the word of a prefill life that it is not paired with",
         16,
@@ -265,7 +167,7 @@ PLANTED = (
     ),
     Planted(
         "an early hello is dropped",
-        _design(knock=_keeps_nothing),
+        _design(knock=keeps_nothing),
         Budget(),
         "only a heartbeat can help",
         4,
@@ -308,14 +210,14 @@ PLANTED = (
     ),
     Planted(
         "decode is flushed while a life drains",
-        _design(may_flush=_flush_unless("draining")),
+        _design(may_flush=flush_unless("draining")),
         A1,
         "flushed under the pages of a life that is draining",
         7,
     ),
     Planted(
         "prefill is flushed while it sends",
-        _design(may_flush=_flush_unless("sending")),
+        _design(may_flush=flush_unless("sending")),
         Budget(),
         "prefill is flushed under the pages of a life that is sending",
         10,
@@ -367,7 +269,7 @@ PLANTED = (
     ),
     Planted(
         "pages are freed when the wire is only believed to be quiet",
-        _design(due=_due_blind),
+        _design(due=due_blind),
         A1,
         "the wire reads pages that prefill released in done",
         9,
@@ -427,7 +329,7 @@ PLANTED = (
     ),
     Planted(
         "decode launches a step while it is paused in place",
-        _design(is_frozen=_computes_in_place("decode")),
+        _design(is_frozen=computes_in_place("decode")),
         R1,
         "a step of decode is launched while it is paused",
         14,
@@ -435,7 +337,7 @@ PLANTED = (
     ),
     Planted(
         "prefill launches a chunk while it is paused in place",
-        _design(is_frozen=_computes_in_place("prefill")),
+        _design(is_frozen=computes_in_place("prefill")),
         R1,
         "a step of prefill is launched while it is paused in place",
         9,
@@ -443,7 +345,7 @@ PLANTED = (
     ),
     Planted(
         "what landed outdated is rebuilt in a pause that keeps KV",
-        _design(due=_due_while_paused),
+        _design(due=due_while_paused),
         R1,
         "a held life is rebuilt before generation goes on",
         14,
@@ -459,14 +361,14 @@ PLANTED = (
     ),
     Planted(
         "a pause that drops KV forgets who decodes",
-        _design(due=_due_but_for_decoding),
+        _design(due=due_but_for_decoding),
         R1,
         "KV is kept in decoding by a pause of decode that drops it",
         13,
     ),
     Planted(
         "weights change under a life that is holding",
-        _design(may_flush=_flush_unless("holding")),
+        _design(may_flush=flush_unless("holding")),
         R1,
         "decode is flushed under the pages of a life that is holding",
         15,

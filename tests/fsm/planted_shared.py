@@ -5,15 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsm import protocol
 from fsm.chart import Chart
 from fsm.explore_base import Budget
 from fsm.explore_shared import SharedModel
-from fsm.explore_shared_draft import FENCE, SharedDesign
+from fsm.explore_shared_base import FENCE, SharedDesign
 from fsm.explore_shared_pages import Books, Key, Tree
 from fsm.ledger import PagePool
 from fsm.unified import UNIFIED
-from tests.fsm.planted import holding, leading
+from tests.fsm.planting import flush_unless, holding, leading
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,6 @@ def _without(resource: str, *states: str) -> Chart:
 
 def _with(resource: Any, *states: str) -> Chart:
     return holding(UNIFIED, lambda s: (*s.holds, resource), *states)
-
-
-def _flush_unless(*ignored: str) -> Callable[..., bool]:
-    def may_flush(chart: Chart, states: Any, paused: bool) -> bool:
-        return protocol.may_flush(chart, [s for s in states if s not in ignored], paused)
-
-    return may_flush
 
 
 ALONE, A1, R1 = Budget(), Budget(aborts=1), Budget(rebuilds=1)
@@ -160,14 +152,14 @@ PLANTED_SHARED = (
     ),
     PlantedShared(
         "weights change under pages in a pause that keeps KV",
-        _alone(may_flush=_flush_unless("prefilling", "decoding")),
+        _alone(may_flush=flush_unless("prefilling", "decoding")),
         R1,
         "weights change under the pages of r1, prefilling",
         3,
     ),
     PlantedShared(
         "weights change under who is holding, in a pause that drops KV",
-        _alone(may_flush=_flush_unless("holding")),
+        _alone(may_flush=flush_unless("holding")),
         R1,
         "weights change under the pages of r1, holding",
         5,
@@ -195,7 +187,7 @@ PLANTED_SHARED = (
         2,
     ),
     PlantedShared(
-        "a group is answered twice: a victim leaves it, and comes back",
+        "a victim leaves its group, which ends early, and then twice",
         _group(chart=_without("group_members", "retracting", "retracted")),
         ALONE,
         "the group has not ended with its last member, and only then",

@@ -1,16 +1,14 @@
 """Bugs planted in chart, rules and pauses of a unified node, which exploration must find by a
 counterexample of minimal length: see :mod:`tests.fsm.planted`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fsm import pauses, protocol
-from fsm.chart import Chart
+from fsm import pauses
 from fsm.explore_unified_draft import UnifiedDesign
 from fsm.rules import Decision
 from fsm.unified import UNIFIED
-from tests.fsm.planted import leading, ruled
+from tests.fsm.planting import flush_unless, leading, ruled
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,6 @@ def _chart(source: str, event: str, **changes: Any) -> UnifiedDesign:
 
 def _rule(state: str, message: Any, decision: Decision) -> UnifiedDesign:
     return UnifiedDesign(table=ruled("unified", state, message, decision))
-
-
-def _flush_unless(*ignored: str) -> Callable[..., bool]:
-    def may_flush(chart: Chart, states: Any, paused: bool) -> bool:
-        return protocol.may_flush(chart, [s for s in states if s not in ignored], paused)
-
-    return may_flush
 
 
 PLANTED_UNIFIED = (
@@ -83,7 +74,7 @@ PLANTED_UNIFIED = (
     ),
     PlantedUnified(
         "weights change under a victim",
-        UnifiedDesign(may_flush=_flush_unless("retracting", "holding", "stopping")),
+        UnifiedDesign(may_flush=flush_unless("retracting", "holding", "stopping")),
         "weights change under the pages of a life that is retracting",
         6,
     ),
@@ -121,7 +112,7 @@ PLANTED_UNIFIED = (
     ),
     PlantedUnified(
         "weights change under KV that a pause keeps in place",
-        UnifiedDesign(may_flush=_flush_unless("prefilling", "decoding")),
+        UnifiedDesign(may_flush=flush_unless("prefilling", "decoding")),
         "weights change under the pages of a life that is prefilling",
         4,
     ),

@@ -12,7 +12,7 @@ import pytest
 from fsm.explore import Explorer
 from fsm.explore_base import Budget
 from fsm.explore_shared import SharedModel
-from fsm.explore_shared_draft import Life, Node, Together
+from fsm.explore_shared_base import Life, Node, Together
 from tests.fsm.planted_shared import PLANTED_SHARED, PlantedShared
 
 

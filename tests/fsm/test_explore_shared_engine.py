@@ -17,7 +17,7 @@ from engine.prefix_cache import Node as CacheNode
 from engine.request import Request
 from fsm.explore_base import FREE, Hit, Step
 from fsm.explore_shared import SharedModel
-from fsm.explore_shared_draft import GUEST, Life, Node
+from fsm.explore_shared_base import GUEST, Life, Node
 from fsm.explore_unified_draft import World
 from fsm.ledger import QUARANTINE
 from transport.messages import SamplingParams
