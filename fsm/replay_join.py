@@ -39,7 +39,8 @@ class _Awaited:
 class _Stream:
     """One trace, a line ahead."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, index: int, trace: Trace) -> None:
+        self.index: Final = index
         self.name: Final = trace.name
         self.node: Final = trace.header.node
         self.number = 1
@@ -47,23 +48,37 @@ class _Stream:
         """Of the newest line that was passed."""
         self.complete = False
         """It has ended, by a footer: there are no further lines."""
+        self.head: Read | None = trace.header
+        """The next line; None at the end."""
+        self.time = float("-inf")
+        """Of the head; whatever has no time comes at once."""
+        self.source: _Stream | None = None
+        """The trace that the head's cause is in, if there is such a trace."""
+        self.needs = 0
+        """The cause's ``seq``."""
         self.awaited: list[_Awaited] = []
         """What was not waited for, and may still come."""
-        self.head: Read | None = trace.header
         self._lines = _numbered(trace)
 
     def advance(self) -> None:
-        """Past the head; a finished stream has none."""
-        head = self.head
-        if head is not None and not isinstance(head, Header | Malformed):
-            self.seq = max(self.seq, head.seq)
+        """Past the head."""
+        last = self.head
         self.number, self.head = next(self._lines, (self.number, None))
-        self.complete = self.head is None and isinstance(head, Footer)
+        head = self.head
+        if head is None:
+            self.complete = isinstance(last, Footer)
+        if not isinstance(last, Header | Malformed) and last is not None and last.seq > self.seq:
+            self.seq = last.seq
+        self.time = float("-inf") if head is None or isinstance(head, Malformed) else head.time
+        self.source = None
 
     @property
-    def time(self) -> float:
-        head = self.head
-        return float("-inf") if head is None or isinstance(head, Malformed) else head.time
+    def waits_for(self) -> "_Stream | None":
+        """Whose line has to come before the head. What was cut short is not waited for."""
+        source = self.source
+        if source is None or source.seq >= self.needs:
+            return None
+        return source if source.head is not None or source.complete else None
 
     def __str__(self) -> str:
         return f"{self.node}:{self.seq + 1}"
@@ -73,75 +88,54 @@ class _Join:
     """The streams, and which of them wait for which."""
 
     def __init__(self, traces: Sequence[Trace], report: Report) -> None:
-        self.streams: Final = [_Stream(trace) for trace in traces]
+        self.streams: Final = [_Stream(index, trace) for index, trace in enumerate(traces)]
         self._report = report
         self._sources: Final = Sources([trace.header for trace in traces])
 
-    def waits_for(self, stream: _Stream) -> _Stream | None:
-        """Whose line has to come before the next one of ``stream``."""
+    def advance(self, stream: _Stream) -> None:
+        """Past the head of ``stream``."""
+        stream.advance()
         head = stream.head
-        if not isinstance(head, MoveLine | SubmitLine) or head.cause is None:
-            return None
-        index = self._sources.index(head)
-        other = None if index is None else self.streams[index]
-        if other is None or other is stream or other.seq >= head.cause[1]:
-            return None
-        return other if other.head is not None or other.complete else None
+        if isinstance(head, MoveLine | SubmitLine) and head.boot and head.cause is not None:
+            index = self._sources.index(head)
+            if index is not None and index != stream.index:
+                stream.source, stream.needs = self.streams[index], head.cause[1]
+        if stream.awaited:
+            self._came(stream)
 
-    def next(self, running: Sequence[tuple[int, _Stream]]) -> tuple[int, _Stream]:
-        """Which stream comes next. Where all wait, one does not wait any longer; what is wrong with
-        its cause is known when that trace has gone on."""
-        waiting = {index: self.waits_for(stream) for index, stream in running}
-        free = [each for each in running if waiting[each[0]] is None]
-        if free:
-            return min(free, key=_time)
-        over = [each for each in running if _is_over(waiting[each[0]])]
-        index, stream = min(over or running, key=_time)
-        other = waiting[index]
-        assert other is not None, "it waits"
-        if not over:
-            stream = self._ring(stream)[0]
-            index, other = self.streams.index(stream), self.waits_for(stream)
-            assert other is not None, "it waits, too"
-        self._impatient(stream, other)
-        return index, stream
+    def force(self, running: Sequence[_Stream]) -> _Stream:
+        """All wait: which one does not wait any longer. What is wrong with its cause is known when
+        that trace has gone on."""
+        over = [each for each in running if each.waits_for and each.waits_for.head is None]
+        stream = min(over or running, key=_time)
+        ring = [] if over else _ring(stream)
+        if ring:
+            stream = ring[0]
+        head, source = stream.head, stream.source
+        assert isinstance(head, MoveLine | SubmitLine), "only these wait for a cause"
+        assert head.cause is not None, "it waits for it"
+        assert source is not None, "it is in that trace"
+        waits = " waits for ".join(str(each) for each in (*ring, stream))
+        awaited = _Awaited(head.cause, waits, stream, f"{head.rid} ({head.life})")
+        if len(source.awaited) < MOST_AWAITED:
+            source.awaited.append(awaited)
+            self._came(source)
+        else:
+            self._report(awaited.fault("is not in that trace, or follows from it"))
+        return stream
 
-    def passed(self, stream: _Stream) -> None:
-        """``stream`` has gone on: what was not waited for has come, or never will."""
-        open_still = []
+    def _came(self, stream: _Stream) -> None:
+        """What was not waited for has come by now, or never will, or is still to come."""
+        still = []
         for each in stream.awaited:
             if stream.seq >= each.seq:
                 self._report(each.fault(f"follows from it: {each.ring}"))
             elif stream.complete:
-                ends = f"is not in that trace, which ends with seq {stream.seq}"
-                self._report(each.fault(ends))
+                last = f"is not in that trace, which ends with seq {stream.seq}"
+                self._report(each.fault(last))
             elif stream.head is not None:
-                open_still.append(each)
-        stream.awaited = open_still
-
-    def _ring(self, stream: _Stream) -> list[_Stream]:
-        """Streams that wait for each other in a ring; ``stream`` waits for one of them."""
-        seen: list[_Stream] = []
-        while stream not in seen:
-            seen.append(stream)
-            other = self.waits_for(stream)
-            assert other is not None, "all wait"
-            stream = other
-        return seen[seen.index(stream) :]
-
-    def _impatient(self, stream: _Stream, other: _Stream) -> None:
-        """The next line of ``stream`` comes without the one of ``other`` that it names."""
-        head = stream.head
-        assert isinstance(head, MoveLine | SubmitLine), "only these wait for a cause"
-        assert head.cause is not None, "it waits for it"
-        ring = "" if other.head is None else " waits for ".join(map(str, self._ring(stream)))
-        who = f"{head.rid} ({head.life})"
-        awaited = _Awaited(head.cause, ring and f"{ring} waits for {stream}", stream, who)
-        if len(other.awaited) < MOST_AWAITED:
-            other.awaited.append(awaited)
-        else:
-            self._report(awaited.fault("is not in that trace, or follows from it"))
-        self.passed(other)
+                still.append(each)
+        stream.awaited = still
 
 
 def join(traces: Sequence[Trace], report: Report) -> Iterator[tuple[int, int, Read]]:
@@ -152,18 +146,21 @@ def join(traces: Sequence[Trace], report: Report) -> Iterator[tuple[int, int, Re
     """
     joined = _Join(traces, report)
     for stream in joined.streams:
-        stream.advance()  # past the header
-    running = [each for each in enumerate(joined.streams) if each[1].head is not None]
+        joined.advance(stream)  # past the header
+    running = [stream for stream in joined.streams if stream.head is not None]
     while running:
-        index, stream = joined.next(running)
-        head = stream.head
+        first: _Stream | None = None
+        for stream in running:
+            if (first is None or stream.time < first.time) and stream.waits_for is None:
+                first = stream
+        if first is None:
+            first = joined.force(running)
+        head = first.head
         assert head is not None, "a stream that runs has a head"
-        yield index, stream.number, head
-        stream.advance()
-        if stream.awaited:
-            joined.passed(stream)
-        if stream.head is None:
-            running = [each for each in running if each[1] is not stream]
+        yield first.index, first.number, head
+        joined.advance(first)
+        if first.head is None:
+            running.remove(first)
 
 
 def replay(
@@ -197,9 +194,16 @@ def _numbered(trace: Trace) -> Iterator[tuple[int, Read]]:
         yield from enumerate(lines, first)
 
 
-def _time(each: tuple[int, _Stream]) -> float:
-    return each[1].time
+def _ring(stream: _Stream) -> list[_Stream]:
+    """Streams that wait for each other in a ring; ``stream`` waits for one of them."""
+    seen: list[_Stream] = []
+    while stream not in seen:
+        seen.append(stream)
+        source = stream.waits_for
+        assert source is not None, "all wait"
+        stream = source
+    return seen[seen.index(stream) :]
 
 
-def _is_over(stream: _Stream | None) -> bool:
-    return stream is not None and stream.head is None
+def _time(stream: _Stream) -> float:
+    return stream.time

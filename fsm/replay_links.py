@@ -53,7 +53,7 @@ class Links:
         if isinstance(line, Header | Malformed):
             return None
         self._recent[index][line.seq % WINDOW] = line
-        if not isinstance(line, MoveLine | SubmitLine) or line.cause is None:
+        if not isinstance(line, MoveLine | SubmitLine) or not line.boot or line.cause is None:
             return None
         source = self._sources.index(line)
         if source is None or source == index:
