@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fsm.trace import AnswerLine, Footer, Line, MoveLine
+from fsm.trace import AnswerLine, Footer, Header, Line, MoveLine
 from server.replay import main
 from server.replay_files import FAULTS, FITS, UNUSABLE
 from tests.support.stories import eventful, write
@@ -112,10 +112,10 @@ def test_nodes_are_joined_by_cause(run: Run, tmp_path: Path, lines: list[Line]) 
         i for i, line in enumerate(other) if isinstance(line, MoveLine) and line.event == "abort"
     )
     cause = lines[-2]
-    assert not isinstance(cause, Footer)
+    assert not isinstance(cause, Header | Footer)
     line = other[index]
     assert isinstance(line, MoveLine)
-    other[index] = replace(line, cause=("unified-0", cause.seq), boot="boot")  # type: ignore[attr-defined]
+    other[index] = replace(line, cause=("unified-0", cause.seq), boot="boot")
     left, right = write(tmp_path / "left", lines), write(tmp_path / "right", other)
     code, out, _ = run(left, right)
     assert code == FITS, out
