@@ -5,11 +5,13 @@ shortest counterexample: the search is breadth first, so a longer one is a fault
 and a shorter one means that the model, or the design, has changed."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fsm import protocol
 from fsm.decode import DECODE
-from fsm.explore_base import Budget
+from fsm.explore import Explorer
+from fsm.explore_base import Budget, Violation
 from fsm.explore_pd import PRODUCTION, Design
 from fsm.explore_pd_model import PairModel
 from fsm.explore_pd_nodes import DROPPING, EVERY, Pauses
@@ -48,6 +50,11 @@ class Planted:
     @property
     def model(self) -> PairModel:
         return PairModel(self.design, pauses=self.pauses)
+
+    @cached_property
+    def violation(self) -> Violation | None:
+        """What the run finds."""
+        return Explorer(self.model, self.requests, self.budget).run().violation
 
 
 def _design(**changes: Any) -> Design:

@@ -3,10 +3,12 @@ counterexample of minimal length: see :mod:`tests.fsm.planted`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fsm.chart import Chart
-from fsm.explore_base import Budget
+from fsm.explore import Explorer
+from fsm.explore_base import Budget, Violation
 from fsm.explore_shared import SharedModel
 from fsm.explore_shared_base import FENCE, SharedDesign
 from fsm.explore_shared_pages import Books, Key, Tree
@@ -30,6 +32,11 @@ class PlantedShared:
     @property
     def model(self) -> SharedModel:
         return self.make(self.budget.rebuilds > 0)
+
+    @cached_property
+    def violation(self) -> Violation | None:
+        """What the run finds."""
+        return Explorer(self.model, 1, self.budget).run().violation
 
 
 class FreesWithTheFirst(PagePool):

@@ -18,7 +18,7 @@ from tests.fsm.planted_shared import PLANTED_SHARED, PlantedShared
 
 @pytest.mark.parametrize("bug", PLANTED_SHARED, ids=lambda bug: bug.name.replace(" ", "_"))
 def test_a_bug_planted_in_what_is_shared_is_found(bug: PlantedShared) -> None:
-    violation = Explorer(bug.model, 1, bug.budget).run().violation
+    violation = bug.violation
     assert violation is not None, "not found"
     assert bug.says in violation.what
     assert len(violation.steps) == bug.length, f"\n{violation}"

@@ -40,8 +40,7 @@ def traced(violation: Violation | None, nodes: Mapping[str, Traced], folder: Pat
 
 
 def write(bug: Planted, folder: Path) -> list[str]:
-    violation = Explorer(bug.model, bug.requests, bug.budget).run().violation
-    return traced(violation, bug.model.nodes, folder)
+    return traced(bug.violation, bug.model.nodes, folder)
 
 
 def write_unified(bug: PlantedUnified, requests: int, folder: Path) -> list[str]:
@@ -51,7 +50,7 @@ def write_unified(bug: PlantedUnified, requests: int, folder: Path) -> list[str]
 
 
 def write_shared(bug: PlantedShared, folder: Path) -> list[str]:
-    return traced(Explorer(bug.model, 1, bug.budget).run().violation, bug.model.nodes, folder)
+    return traced(bug.violation, bug.model.nodes, folder)
 
 
 def named(bug: Planted | PlantedUnified | PlantedShared) -> str:
