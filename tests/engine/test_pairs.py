@@ -12,7 +12,7 @@ import pytest
 from fsm.trace import MoveLine
 from tests.support.oracle import golden
 from tests.support.pair import DECODE, PREFILL, Pair
-from transport.messages import SamplingParams, Submit
+from transport.messages import Abort, SamplingParams, Submit
 
 
 def submissions(rng: Random, count: int) -> list[Submit]:
@@ -195,3 +195,19 @@ def test_a_node_that_writes_no_trace_names_no_line() -> None:
     assert pair.traces[DECODE] == []
     causes = [line.cause for line in pair.traces[PREFILL] if isinstance(line, MoveLine)]
     assert {cause[0] for cause in causes if cause is not None} == {PREFILL}
+
+
+def test_what_was_said_before_a_request_arrived_is_the_cause_of_what_it_does() -> None:
+    """Decode gives up before prefill has the request: its word is kept at the door."""
+    pair = Pair(0)
+    body = Submit("r", [1, 2, 3], SamplingParams(max_new_tokens=2), room="room", prefill=PREFILL)
+    pair.decode.submit(body)
+    pair.decode.abort(Abort(rids=("r",)))
+    for _, frame in pair.decode.mail():
+        pair.prefill.receive(DECODE, frame)
+    pair.prefill.submit(body)
+    moves = [line for line in pair.traces[PREFILL] if isinstance(line, MoveLine)]
+    assert [line.event for line in moves] == ["enqueue", "abort"]
+    assert (moves[0].cause, moves[0].boot) == ((PREFILL, 1), "")
+    told = next(x for x in pair.traces[DECODE] if isinstance(x, MoveLine) and x.event == "abort")
+    assert (moves[1].cause, moves[1].boot) == ((DECODE, told.seq), "D")
