@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from engine.sim.scenario import Outcome, ScenarioError, run_file
+from engine.sim.campaign import traces_of
+from engine.sim.scenario import Outcome, Run, ScenarioError, play
 from engine.sim.traces import difference, rewrite
+from fsm.replay_links import labels
 from server import (
     replay_chart,
     replay_check,
@@ -59,6 +62,7 @@ examples:
   fsm-replay run tests/scenarios/b1*.scenario      some of them
   fsm-replay run --show tests/scenarios/b24_abort_overlapped.scenario
   fsm-replay run --rewrite tests/scenarios/b24_abort_overlapped.scenario
+  fsm-replay run --traces DIR tests/scenarios/clocks_apart.scenario
 
 exit codes: 0 all fit · 1 faults or changed traces
             2 a file that cannot be used"""
@@ -135,6 +139,12 @@ def add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="write the golden traces of runs without faults; review the diff before committing",
     )
     parser.add_argument("--show", action="store_true", help="print the trace of every run")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="DIR",
+        help="write what every node did into DIR, as `serve --trace` would",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only what does not fit")
     parser.set_defaults(handler=run)
 
@@ -151,7 +161,9 @@ def run(options: argparse.Namespace) -> int:
         return UNUSABLE
     for path in files:
         try:
-            outcome = run_file(path)
+            outcome, played = play(path.read_text(encoding="utf-8"), path.name, str(path))
+            if played is not None and options.traces is not None:
+                write_traces(options.traces, path, played)
         except ScenarioError as error:
             tally.unusable += 1
             console.print(f"[red]unusable[/] {escape(str(error))}")
@@ -179,6 +191,17 @@ def scenario_files(paths: Sequence[Path]) -> list[Path]:
             raise ValueError(f"{path} holds no *.scenario")
         files += found
     return files
+
+
+def write_traces(folder: Path, scenario: Path, played: Run) -> None:
+    """A file for each process of a run: SCENARIO.NODE.jsonl, or NODE@BOOT where a node has started
+    again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    traces, encoder = traces_of(played), msgspec.json.Encoder()
+    for name, trace in zip(labels([each.header for each in traces]), traces, strict=True):
+        lines = [trace.header, *(line for _, batch in trace for line in batch)]
+        path = folder / f"{scenario.stem}.{name}.jsonl"
+        path.write_bytes(encoder.encode_lines(lines))
 
 
 def report(

@@ -102,6 +102,33 @@ def test_show_prints_the_trace(scenario: Path, capsys: pytest.CaptureFixture[str
     assert "> submit r1 prompt=20 max_tokens=3\n" in capsys.readouterr().out
 
 
+def test_traces_are_written_for_what_reads_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = tmp_path / "pair.scenario"
+    pair.write_text(
+        "cluster prefill=1 decode=1 router=1 pages=64\n"
+        "skew decode-0 by=1h\n"
+        "submit r1 prompt=20 max_tokens=3\n"
+        "run until idle\n"
+        "kill decode-0\n"
+        "restart decode-0\n"
+        "run 1s\n",
+        encoding="utf-8",
+    )
+    out = tmp_path / "out"
+    main(["run", "--rewrite", "--traces", str(out), str(pair)])
+    files = sorted(out.iterdir())
+    assert [path.name for path in files] == [
+        "pair.decode-0@decode-0.1.jsonl",
+        "pair.decode-0@decode-0.2.jsonl",
+        "pair.prefill-0.jsonl",
+    ]
+    assert main([*map(str, files)]) == FITS, capsys.readouterr().out
+    assert main(["show", *map(str, files), "--kind", "move"]) == FITS
+    assert "cause=prefill-0:" in capsys.readouterr().out
+
+
 def test_help_tells_the_whole_story(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(["run", "--help"])
