@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from engine.sim.campaign import traces_of
 from engine.sim.scenario import Outcome, Run, ScenarioError, play
-from engine.sim.traces import difference, rewrite
+from engine.sim.traces import difference, rewrite, trace_path
 from fsm.replay_links import labels
 from server import (
     replay_chart,
@@ -51,7 +51,7 @@ RUN_HELP: Final = """\
 Run scenario files on a simulated cluster: the production scheduler in virtual
 time, with the hash model. A run has to meet every 'expect' of its file, keep
 every invariant after every event, and leave exactly the golden trace
-FILE.trace that lies beside FILE.scenario.
+FILE.trace that lies beside FILE.scenario, if there is one.
 
 A folder stands for the *.scenario files in it. The language is described in
 docs/scenarios.md."""
@@ -228,7 +228,8 @@ def report(
             word = "[yellow]written[/]" if changed else "[green]same[/]   "
             console.print(f"{word}  {name}")
         return
-    lines = difference(path, outcome)
+    new = not trace_path(path).exists()
+    lines = [] if new else difference(path, outcome)
     if lines:
         tally.faulty += 1
         console.print(f"[red]changed[/]  {name}: the golden trace differs")
@@ -241,6 +242,7 @@ def report(
         console.print(
             f"[green]fits[/]     {name:<44} "
             f"[dim]{outcome.requests:>4} requests {outcome.time_us / 1e6:>9.3f} s[/]"
+            + ("  no golden trace yet; --rewrite writes it" if new else "")
         )
 
 

@@ -25,8 +25,9 @@ def test_a_trace_is_written_once_and_then_fits(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = scenario.with_suffix(".trace")
-    assert main(["run", str(scenario)]) == FAULTS
-    assert "there is no one.trace yet; --rewrite writes it" in capsys.readouterr().out
+    assert main(["run", str(scenario)]) == FITS
+    assert "no golden trace yet; --rewrite writes it" in capsys.readouterr().out
+    assert not trace.exists()
     assert main(["run", "--rewrite", str(scenario)]) == FITS
     assert capsys.readouterr().out == "written  one.scenario\n"
     text = trace.read_text(encoding="utf-8")
