@@ -279,7 +279,7 @@ class SchedulerCore(Stepping):
         now = self._now()
         while (timer := self._deadlines.due(now)) is not None:
             if timer.kind == "prefetch":
-                self._deliver(timer.request, "prefetch_failed")
+                self._deliver(timer.request, "prefetch_expired")
             elif not self._postponed(timer):
                 finish = endings.expired(timer.request, timer.kind)
                 self._deliver(timer.request, "expired", finish)

@@ -89,8 +89,8 @@ DRAWINGS: Final[tuple[Drawing, ...]] = (
         decode.BASE_KIT,
         ("enqueue", "met", "grant", "landed", "finish", "quiesce"),
         _rows(
-            "arrived / meeting / waiting held / receiving holding / decoding retracting retracted"
-            " / restoring / stopping cancelling draining / done"
+            "arrived / meeting / waiting held / receiving holding / decoding retracting"
+            " / restoring retracted / stopping cancelling draining / done"
         ),
     ),
 )

@@ -131,10 +131,10 @@ PREFILL: Final = Chart(
             "quiesce",
             "stopping",
             "draining",
-            ("runner", "scheduler"),
+            ("runner",),
             "no launched step contains it",
         ),
-        Edge("silence", "draining", "done", ("wire", "peer"), "the wire is quiet", pages="cache"),
+        Edge("silence", "draining", "done", ("wire",), "the wire is quiet", pages="cache"),
     ),
 )
 

@@ -34,7 +34,8 @@ Message: TypeAlias = Literal[
     "quiet",  # no launched step or copy contains the request any more
     # From the store.
     "prefetch_loaded",  # the stored pages are in the prefix cache
-    "prefetch_failed",  # the store failed, or the prefetch deadline passed
+    "prefetch_failed",  # the store failed, or what it loaded is of no use any more
+    "prefetch_expired",  # the deadline of a prefetch has passed (told by the clock)
     # From the operator.
     "paused",  # generation is paused, and KV is to be dropped
     "continued",  # generation goes on

@@ -16,6 +16,7 @@ UNIFIED_MESSAGES: Final[tuple[Message, ...]] = (
     "quiet",
     "prefetch_loaded",
     "prefetch_failed",
+    "prefetch_expired",
     "paused",
     "continued",
 )
@@ -24,6 +25,11 @@ QUEUED: Final = ("prefetching", "waiting", "retracted", "held")
 ON_DEVICE: Final = ("prefilling", "decoding", "retracting", "holding")
 ANSWERED: Final = ("stopping", "done")
 ALL: Final = ("arrived", *QUEUED, *ON_DEVICE, *ANSWERED)
+PREFETCHES: Final[tuple[Message, ...]] = (
+    "prefetch_loaded",
+    "prefetch_failed",
+    "prefetch_expired",
+)
 
 UNIFIED_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -145,6 +151,13 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
         "it runs as a miss (B101)",
         stale=False,
     ),
+    Rule(
+        ("prefetching",),
+        "prefetch_expired",
+        Decision("fire", "missed", "clock"),
+        "the store is not waited for any longer: it runs as a miss (B101)",
+        stale=False,
+    ),
     *(
         Rule(
             tuple(state for state in ALL if state != "prefetching"),
@@ -153,11 +166,11 @@ UNIFIED_RULES: Final[tuple[Rule, ...]] = (
             "late: cancelled, given up, or ended (B104)",
             stale=False,
         )
-        for message in ("prefetch_loaded", "prefetch_failed")
+        for message in PREFETCHES
     ),
     *(
         Rule(ALL, message, DROP, "a prefetch of an earlier attempt", stale=True)
-        for message in ("prefetch_loaded", "prefetch_failed")
+        for message in PREFETCHES
     ),
     Rule(
         ("prefilling", "decoding"),

@@ -15,6 +15,7 @@ from fsm.unified import UNIFIED
 from fsm.unified_rules import (
     ALL,
     ON_DEVICE,
+    PREFETCHES,
     QUEUED,
     UNIFIED_BOOK,
     UNIFIED_MESSAGES,
@@ -33,7 +34,7 @@ RESULTS: tuple[Message, ...] = (
 
 
 def test_the_table_is_total_and_exclusive() -> None:
-    """Exactly one decision for each of the 9 states × 10 messages × 4 facts."""
+    """Exactly one decision for each state, message and combination of facts."""
     table = compile_table(UNIFIED_BOOK)
     assert set(table) == set(CASES)
     assert table == TABLES["unified"]
@@ -120,8 +121,8 @@ def test_a_victims_late_token_still_counts() -> None:
 
 def test_late_and_duplicate_news_of_a_prefetch_change_nothing() -> None:
     """B104: cancelled, given up or ended requests do not care."""
-    for state, message in product(STATES, ("prefetch_loaded", "prefetch_failed")):
-        decision = decide(UNIFIED, state, message)  # type: ignore[arg-type]
+    for state, message in product(STATES, PREFETCHES):
+        decision = decide(UNIFIED, state, message)
         assert (decision.effect == "fire") == (state == "prefetching")
 
 

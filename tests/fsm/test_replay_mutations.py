@@ -21,9 +21,9 @@ def undetectable(mutation: Mutation) -> str:
     """Why nothing in the trace contradicts ``mutation``; empty where something has to."""
     line, after = mutation.before, mutation.after
     match mutation.what, line:
-        case "by", MoveLine(event="quiesce" | "missed"):
+        case "by", MoveLine(event="missed"):
             assert isinstance(after, MoveLine)
-            if after.by in {"runner", "scheduler", "store", "clock"}:
+            if after.by in {"store", "clock"}:
                 return "the chart lets either cause this edge, with the same effect"
         case "by", MoveLine(event="finish", reason="stop"):
             return "a stop is found by the runner or by the server"
