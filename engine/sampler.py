@@ -82,6 +82,15 @@ class RowSampler:
     def wants_logprobs(self) -> bool:
         return self.params.logprobs or self.params.top_logprobs > 0 or bool(self.chosen_ids)
 
+    def adjusts(self, position: int) -> bool:
+        """Whether :meth:`adjust` would change anything."""
+        return (
+            self._seen is not None
+            or self._output_counts is not None
+            or len(self._bias_ids) > 0
+            or (position - self.prompt_len < self.params.min_new_tokens and len(self._stop_ids) > 0)
+        )
+
     def adjust(self, logits: Tensor, position: int) -> None:
         """Penalties, bias and the minimum-length mask, in place on ``float32[vocab]``."""
         params = self.params
@@ -118,7 +127,8 @@ def sample(logits: Tensor, rows: Sequence[RowSampler], positions: Sequence[int])
     """
     logits = logits.float()
     for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
-        row.adjust(logits[index], position)
+        if row.adjusts(position):
+            row.adjust(logits[index], position)
 
     best = _repaired_maximum(logits)
     tokens: list[int] = best.tolist()

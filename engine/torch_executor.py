@@ -163,7 +163,7 @@ class TorchExecutor:
         """Apply the batch's row inits, compute it without sampling, and return logits ``[S,
         vocab]``, one row for each item that samples, in the compute type. Those of an item that
         :meth:`execute` would give an error mean nothing."""
-        return self._compute(batch)[0]
+        return self._compute(batch)[0].clone()
 
     @torch.inference_mode()
     def _compute(self, batch: Batch) -> tuple[Tensor, dict[int, str]]:

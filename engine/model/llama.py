@@ -18,7 +18,6 @@ most likely ones are scored once more, with float32 arithmetic over the file's o
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from engine.attention import AttentionBackend
 from engine.kv import KVPool
 from engine.model.checkpoint import Checkpoint, GroupedInt4, Weight, dense
 from engine.model.config import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
+from engine.model.head import PackedHead, rescored
 from engine.model.layers import (
     Block,
     CompiledLayers,
@@ -41,7 +41,7 @@ from engine.model.layers import (
     padded,
     rms_norm,
 )
-from engine.model.linear import INT4_ROWS, Dense, Product, gate_of, multiply, product_of
+from engine.model.linear import INT4_ROWS, Dense, Product, gate_of, product_of
 from engine.model.rope import rope_tables
 
 ATTENTION_NORM, MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
@@ -49,11 +49,6 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 OUTPUT = ("self_attn.o_proj",)
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 DOWN = ("mlp.down_proj",)
-SCORED_BLOCK = 256
-SCORED_BLOCKS = 16
-SCORED_TOKENS = 32
-"""The most likely tokens are looked for in the best blocks of consecutive ids: a search through the
-whole vocabulary takes ten times as long, and the best 16 are found in any case."""
 
 
 class Llama:
@@ -88,8 +83,7 @@ class Llama:
         if self._compiled:
             blocks = [weights.block(layer_prefix(index), int4=int4) for index in indices]
             self._layers = CompiledLayers(blocks, self.config, self._floor)
-            product = product_of([head], int4=False)
-            self._head = partial(multiply, product=product, few_bits=False)
+            self._head = PackedHead(head)
         else:
             layers = [weights.layer(layer_prefix(index)) for index in indices]
             self._layers = EagerLayers(layers, self.config, self._floor, exact=self._exact)
@@ -120,7 +114,7 @@ class Llama:
             decodes: every token is a request's output, none belongs to a prompt.
 
         Returns:
-            Logits ``float32[S, V]``.
+            Logits ``float32[S, V]``, which the next step may overwrite.
         """
         rows, wanted = len(tokens), len(sampled)
         if self._compiled:
@@ -139,10 +133,7 @@ class Llama:
         wide = rms_norm(hidden, self._final_norm, self._floor)
         if self._exact:
             return self._head(wide)
-        logits = self._head(wide.to(self._dtype)).float()
-        ids = likely(logits)
-        rows = self._head_table[ids].float()
-        return logits.scatter_(1, ids, torch.bmm(rows, wide.unsqueeze(2)).squeeze(2))
+        return rescored(self._head(wide.to(self._dtype)).float(), wide, self._head_table)
 
 
 class _Weights:
@@ -191,22 +182,6 @@ class _Weights:
             return None
         parts = [self._checkpoint.weight(f"{prefix}{name}.bias") for name in names]
         return torch.cat([dense(part).to(self.like) for part in parts])
-
-
-def likely(logits: Tensor) -> Tensor:
-    """``int64[S, n]``: ids of the most likely tokens of ``float32[S, V]``, :data:`SCORED_TOKENS` if
-    there are so many. What is left of the vocabulary behind its last full block is not searched.
-    """
-    rows, vocab_size = logits.shape
-    if vocab_size < SCORED_BLOCK * SCORED_BLOCKS:
-        return logits.topk(min(SCORED_TOKENS, vocab_size), dim=1, sorted=False).indices
-    usable = vocab_size - vocab_size % SCORED_BLOCK
-    blocks = logits[:, :usable].view(rows, -1, SCORED_BLOCK)
-    best = blocks.amax(dim=2).topk(SCORED_BLOCKS, dim=1, sorted=False).indices
-    inside = blocks.gather(1, best.unsqueeze(2).expand(-1, -1, SCORED_BLOCK)).flatten(1)
-    found = inside.topk(SCORED_TOKENS, dim=1, sorted=False).indices
-    block = best.gather(1, found // SCORED_BLOCK)
-    return block * SCORED_BLOCK + found % SCORED_BLOCK
 
 
 def _table(weight: Weight) -> Tensor:
