@@ -1,9 +1,10 @@
 """What the schedulers of a prefill and of a decode node share: two halves of a request that talk.
 
-Whom a life tells what, and what a frame means, is in :mod:`fsm.protocol`; this module calls it
-and adds what the protocol leaves open: which node a frame goes to, and what it carries. Who has
-which room is in :mod:`engine.rooms`, what is answered for rooms without a life in
-:mod:`engine.doorkeeper`, and who is there at all in :mod:`engine.peers`.
+Whom a life tells what, and what a frame means, is in :mod:`fsm.protocol`; the schedulers call it
+and add what the protocol leaves open. It is two more layers on :mod:`engine.core`:
+:mod:`engine.speaking` has what is said, :mod:`engine.presence` who is there; this module has what
+is heard. Who has which room is in :mod:`engine.rooms`, what is answered for rooms without a life in
+:mod:`engine.doorkeeper`.
 
 A turn of the loop hands over what arrived (:meth:`PairedScheduler.receive`), and sends
 :meth:`PairedScheduler.mail`."""
@@ -13,42 +14,35 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Final
+from typing import Final
 
 from engine import endings, frames
-from engine.basics import LifecycleBug, ModelFacts, Runner
+from engine.basics import ModelFacts, Runner
 from engine.config import EngineConfig
-from engine.core import SchedulerCore
-from engine.deadlines import Timer
 from engine.doorkeeper import Doorkeeper
 from engine.groups import rooms_of
 from engine.intake import MAX_GROUP, Refusal
 from engine.pairing import Pairing, boot_of
-from engine.peers import Peers
+from engine.presence import Presence
 from engine.request import Request
-from engine.rooms import RoomLease, Rooms
+from engine.rooms import RoomLease
 from engine.store import PageStore
 from fsm import protocol
 from fsm.chart import Edge
 from fsm.ledger import Lease, Pool
-from fsm.protocol import Address, FrameKind, Frames, Role, Terms
+from fsm.protocol import Address, FrameKind, Terms
 from fsm.resources import Resource
-from fsm.rules import Decision, Facts, Message
+from fsm.rules import Decision, Message
 from fsm.trace import Sink
 from transport.control import (
     ControlFrame,
     Heartbeat,
-    Origin,
-    PeerDone,
     PeerFrame,
-    PeerGrant,
     PeerHello,
     Recompute,
 )
 from transport.messages import Finish, Submit
 
-MEETING_TIMEOUT_S: Final = 30.0
-TRANSFER_TIMEOUT_S: Final = 60.0
 ROOM_TAKEN: Final = "the room is that of another live request"
 
 
@@ -57,10 +51,8 @@ def _rooms(message: Submit) -> list[str]:
     return rooms_of(message) if message.n <= MAX_GROUP else [message.room]
 
 
-class PairedScheduler(SchedulerCore):
+class PairedScheduler(Presence):
     """A node whose requests have another half on another node."""
-
-    role: ClassVar[Role]
 
     def __init__(
         self,
@@ -74,24 +66,11 @@ class PairedScheduler(SchedulerCore):
         node: str = "",
         trace: Sink | None = None,
     ) -> None:
-        # Live requests, and as many that are answered and still on the wire.
-        self.rooms: Final = Rooms(
-            3 * config.max_running_requests + config.max_queued_requests + self._slots_here
-        )
         self.doors: Final = Doorkeeper(self.role)
-        self.peers: Final = Peers()
-        self._mail: list[tuple[str, ControlFrame]] = []
-        self.meeting_timeout_s = MEETING_TIMEOUT_S
-        self.transfer_timeout_s = TRANSFER_TIMEOUT_S
         self.malformed = 0
         super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
 
     # --- frames ---
-
-    def mail(self) -> list[tuple[str, ControlFrame]]:
-        """Frames to be sent, as (node, frame), in order."""
-        mail, self._mail = self._mail, []
-        return mail
 
     def receive(self, node: str, frame: ControlFrame) -> None:
         """A frame from ``node`` arrived. What is done about it follows from what it tells of."""
@@ -111,24 +90,6 @@ class PairedScheduler(SchedulerCore):
         self._now()
         self.doors.forget(node, self.peers.closed(node))
         self._process_gone(node, "")
-
-    def _process_gone(self, node: str, successor: str) -> None:
-        """A peer's process has ended; ``successor`` is the boot id of the one that is there now, if
-        that is known. Whoever had met the old one is told. Whoever had not met anybody knocks once
-        more, because there may be a successor (B74); a second closed door is the end."""
-        for request in self.rooms.of_peer(node):
-            pairing = self._pairing(request)
-            if pairing.life is None and not pairing.knocked_again:
-                pairing.knocked_again = True
-                self._stand(request, pairing)
-            elif pairing.life is None and self._closed_door(request, pairing):
-                continue
-            elif pairing.life is None or boot_of(pairing.life) != successor:
-                self._prove(request, "peer_gone", self._unavailable(node, "is gone"))
-
-    def _closed_door(self, request: Request, pairing: Pairing) -> bool:
-        """Nobody is at the peer's node, for the second time. True if another one is asked."""
-        return False
 
     def _peer_frame(self, node: str, frame: PeerFrame) -> None:
         message = protocol.READS[self.role].get(frames.KINDS[type(frame)])
@@ -186,14 +147,6 @@ class PairedScheduler(SchedulerCore):
             pairing.reason, pairing.status = finish.message or finish.type, finish.status
         super()._apply(request, message, decision, finish)
 
-    def _prove(self, request: Request, message: Message, finish: Finish | None) -> None:
-        """Deliver what also proves that the wire is silent, until it leads nowhere any more."""
-        while request.life in self.roster.lives:
-            decision = self._decide(request, message, self._facts(request, None))
-            if decision.effect != "fire":
-                return
-            self._apply(request, message, decision, finish)
-
     def _answer_at_door(self, node: str, frame: PeerFrame) -> None:
         tenant = self.rooms.get(frame.room)
         if frame.receiver is not None or tenant is None:
@@ -205,11 +158,6 @@ class PairedScheduler(SchedulerCore):
             self._send(node, frames.at_door("reject", frame, ROOM_TAKEN, 400, origin))
 
     # --- hooks of the core ---
-
-    @property
-    def _slots_here(self) -> int:
-        """Metadata slots of this node: each may be draining."""
-        return 1
 
     def _check_ids(self, message: Submit, rids: Iterable[str]) -> None:
         if not self._superseded(message):
@@ -332,9 +280,6 @@ class PairedScheduler(SchedulerCore):
         """Deliver a message that a life has coming from its own node."""
         self._deliver(request, message)
 
-    def _facts(self, request: Request, frame: PeerFrame | None) -> Facts:
-        return Facts(launched=request.in_steps > 0)
-
     def _objection(self, request: Request, frame: PeerFrame) -> Finish | None:
         """Why a frame that is for a life of ours cannot be accepted; None if it can."""
         if isinstance(frame, PeerHello) and protocol.compares_terms(request.state):
@@ -350,58 +295,6 @@ class PairedScheduler(SchedulerCore):
     @abstractmethod
     def _recompute(self, frame: Recompute) -> None:
         """A decode node asks for a prompt to be computed again."""
-
-    # --- speaking ---
-
-    @property
-    def terms(self) -> Terms:
-        charts = ",".join(protocol.CHARTS[role].fingerprint for role in ("prefill", "decode"))
-        return Terms(
-            "page-major",
-            self.config.page_size,
-            self.config.dtype,
-            self.weights,
-            charts,
-        )
-
-    def _tell(self, request: Request, pairing: Pairing, kinds: Frames) -> None:
-        for kind in kinds:
-            if pairing.node:
-                self._send(pairing.node, self._frame(kind, request, pairing))
-
-    def _frame(self, kind: FrameKind, request: Request, pairing: Pairing) -> PeerFrame:
-        """What ``request`` says now: it follows from how it came to be where it is."""
-        return frames.traced(self._untraced(kind, request, pairing), self._origin(pairing.line))
-
-    def _untraced(self, kind: FrameKind, request: Request, pairing: Pairing) -> PeerFrame:
-        room, sender, receiver = pairing.room, request.life, pairing.life
-        match kind:
-            case "hello":
-                return PeerHello(
-                    room=room,
-                    sender=sender,
-                    receiver=receiver,
-                    node=self.node,
-                    role=self.role,
-                    terms=self.terms,
-                    max_prompt_tokens=self.limits.max_prompt_tokens,
-                )
-            case "grant":
-                return self._grant_frame(request, pairing)
-            case "done":
-                return PeerDone(room=room, sender=sender, receiver=receiver, weights=self.weights)
-            case _:
-                return frames.parting(kind, room, sender, receiver, pairing.reason, pairing.status)
-
-    def _grant_frame(self, request: Request, pairing: Pairing) -> PeerGrant:
-        raise LifecycleBug(f"{self.role} grants nothing ({request.rid}, room {pairing.room})")
-
-    def _origin(self, line: int) -> Origin | None:
-        """A line of our trace, for a peer; None for no line."""
-        return Origin(self.node, self.boot_id, line) if line else None
-
-    def _send(self, node: str, frame: ControlFrame) -> None:
-        self._mail.append((node, frame))
 
     # --- pauses ---
 
@@ -429,85 +322,6 @@ class PairedScheduler(SchedulerCore):
                 protocol.on_new_weights(self.role, request.state),
             )
         return True, why
-
-    # --- time and peers ---
-
-    def _postponed(self, timer: Timer) -> bool:
-        """What waits for a peer goes on waiting while the peer says that it is paused."""
-        if timer.kind not in ("meeting", "transfer"):
-            return False
-        if not self.peers.paused(self._pairing(timer.request).node):
-            return False
-        limit = self.meeting_timeout_s if timer.kind == "meeting" else self.transfer_timeout_s
-        self._deadlines.set(self._clock() + limit, timer.kind, timer.request)
-        return True
-
-    def tick(self) -> None:
-        super().tick()
-        now = self._now()
-        if (self.rooms or self.peers) and self.peers.beat_is_due(now):
-            self._beat()
-            self._listen(now)
-        elif self.peers.somebody_falls_silent(now):
-            self._listen(now)
-
-    def next_deadline(self) -> float | None:
-        times = [t for t in [super().next_deadline()] if t is not None]
-        if self.rooms or self.peers:
-            # Also without a room: silence is noticed only by whoever listens all the time, and
-            # the first request after a quiet hour must not find its peer "silent" (B81).
-            times.append(self.peers.next_due)
-        return min(times, default=None)
-
-    def _beat(self) -> None:
-        """Say what stands."""
-        nodes: dict[str, list[str]] = {name: [] for name in self.peers}
-        for request in list(self.rooms):
-            pairing = self._pairing(request)
-            if not pairing.node:
-                continue
-            nodes.setdefault(pairing.node, []).append(pairing.room)
-            self._stand(request, pairing)
-        paused, origin = self.pause_mode is not None, self._origin(self.tracer.seq)
-        for node, rooms in nodes.items():
-            self._send(node, Heartbeat(self.node, self.boot_id, rooms, paused, origin))
-
-    def _listen(self, now: float) -> None:
-        """Whoever was not heard for too long may be frozen, or cut off: requests do not wait."""
-        for node in self.peers.silent(now):
-            for request in self.rooms.of_peer(node):
-                finish = self._unavailable(node, "does not answer")
-                self._deliver(request, "peer_missed", finish)
-
-    def _stand(self, request: Request, pairing: Pairing) -> None:
-        """Say again what stands: a frame that was lost is repaired within one heartbeat."""
-        frames = protocol.standing(self.role, request.state, pairing.met, pairing.written)
-        self._tell(request, pairing, frames)
-
-    def _heartbeat_arrived(self, node: str, beat: Heartbeat) -> None:
-        self._heard(node, beat.boot_id)
-        ours = {self._pairing(r).room: r for r in self.rooms.of_peer(node) if self._relies(r)}
-        for room in self.peers.stands(node, beat.paused, frozenset(beat.rooms), ours):
-            finish = self._unavailable(node, "does not know the request any more")
-            self._prove(ours[room], "peer_gone", finish)
-
-    def _relies(self, request: Request) -> bool:
-        return protocol.relies_on_peer(self.role, request.state, self._pairing(request).met)
-
-    def _heard(self, node: str, boot_id: str) -> None:
-        """Somebody is there. Another process than the one that was there proves that the old one
-        writes no more. An empty ``boot_id`` is the door of a node that knows no such life."""
-        if boot_id and self.peers.heard(node, boot_id, self._clock()):
-            self._process_gone(node, boot_id)
-
-    def _unavailable(self, node: str, why: str) -> Finish:
-        other = "decode" if self.role == "prefill" else "prefill"
-        return endings.unavailable(f"the {other} node {node} {why}")
-
-    def _pairing(self, request: Request) -> Pairing:
-        if request.pairing is None:
-            raise LifecycleBug(f"{request.rid} has no pairing")
-        return request.pairing
 
     @property
     def tombstones(self) -> dict[str, int]:
