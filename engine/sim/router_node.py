@@ -220,7 +220,7 @@ class RouterNode:
         if submission.answered:
             self._perform(self.core.answered(node, rid, attempt, _finish(submission)))
             self._calls.pop(key, None)  # it has ended, whatever came of it
-        elif any(view.tokens for view in submission.views):
+        elif any(view.member.visible for view in submission.views):
             self._perform(self.core.spoke(node, rid, attempt))
 
     def _hang_up(self, node: str, call: Call) -> None:
@@ -262,23 +262,24 @@ class RouterNode:
     def _copy(self, own: View, view: View, finish: Finish | None) -> None:
         told, rid = self._told(own), own.member.rid
         start = told.get(rid, 0)
-        member, visible = view.member, view.tokens
-        told[rid] = max(start, len(visible))
+        member = view.member
+        end = member.visible
+        told[rid] = max(start, end)
         self._emit(
             Output(
                 rid,
                 start,
-                visible[start:],
-                member.logprobs[start : len(visible)] or None,
-                member.top_logprobs[start : len(visible)] or None,
-                member.chosen_logprobs[start : len(visible)] or None,
+                member.tokens[start:end],
+                member.logprobs[start:end] or None,
+                member.top_logprobs[start:end] or None,
+                member.chosen_logprobs[start:end] or None,
                 finish,
                 member.prompt_tokens,
                 member.cached_tokens,
                 member.retractions,
             ),
-            view.weights[start : len(visible)],
-            view.times[start : len(visible)],
+            view.weights[start:end],
+            view.times[start:end],
         )
 
     def _told(self, own: View) -> dict[str, int]:
