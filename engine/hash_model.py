@@ -114,6 +114,17 @@ class _Page:
         return self.total
 
 
+def _sum_all(pages: list[tuple[_Page, int]], size: int) -> int:
+    """:meth:`_Page.sum` of whole pages, each read from its base on: many were imported at once."""
+    entries = np.concatenate([np.frombuffer(page.entries, np.uint64) for page, _ in pages])
+    bases = np.array([base for _, base in pages], dtype=np.uint64)
+    positions: Vector = np.add.outer(bases, np.arange(size, dtype=np.uint64)).ravel()
+    sums = mix_all(entries ^ mix_all(positions)).reshape(-1, size).sum(axis=1).tolist()
+    for (page, base), total in zip(pages, sums, strict=True):
+        page.note(0, base, size, total)
+    return sum(sums)
+
+
 @dataclass(slots=True)
 class _Row:
     init: RowInit
@@ -224,11 +235,18 @@ class HashModel:
         size = self._page_size
         full, rest = divmod(length, size)
         total = base = 0
+        unknown = []
         for number in pages[:full]:
             page = self._pages[number]
-            known = page.base == base and page.filled == size
-            total += page.total if known else page.sum(base, size)
+            if page.base == base and page.filled == size:
+                total += page.total
+            else:
+                unknown.append((page, base))
             base += size
+        if len(unknown) * size >= LONG:
+            total += _sum_all(unknown, size)
+        else:
+            total += sum(page.sum(base, size) for page, base in unknown)
         if rest:
             total += self._pages[pages[full]].sum(base, rest)
         return mix((total & _MASK) ^ self._seed)

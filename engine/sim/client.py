@@ -48,7 +48,9 @@ class View:
 
     name: str
     member: Member
-    search: StopSearch
+    submission: "Submission"
+    search: StopSearch | None
+    """None: nobody looks for stop strings."""
     answered_us: int | None = None
     seen_at_answer: int = 0
     weights: list[str] = field(default_factory=list)
@@ -247,9 +249,10 @@ class Clients:
             return
         for index, member in enumerate(record.members):
             name = submission.name if message.n == 1 else f"{submission.name}#{index}"
-            stops = submission.stops if self._matches else ()
-            search = StopSearch(stops, message.sampling.min_new_tokens)
-            view = View(name, member, search)
+            search = None
+            if submission.stops and self._matches:
+                search = StopSearch(submission.stops, message.sampling.min_new_tokens)
+            view = View(name, member, submission, search)
             submission.views.append(view)
             self._views[member] = view
             self._last_words.discard(member.rid)
@@ -304,19 +307,20 @@ class Clients:
                     else times[len(times) - len(fresh) :]
                 )
                 if member.terminal is None:
-                    hit = view.search.push(fresh)
+                    hit = view.search.push(fresh) if view.search is not None else None
                     member.examine(len(member.tokens), hit)
                     self._tell_stop(view)
-                self._notice(member.record)
-                self.table.retire_if_settled(member.record)
-                submission = self._submission_of(view)
+                if member.terminal is not None:
+                    self._notice(member.record)
+                    self.table.retire_if_settled(member.record)
+                submission = view.submission
                 if submission.watch is not None:
                     submission.watch(submission)
 
     def _tell_stop(self, view: View) -> None:
         member, end = view.member, view.member.terminal
         if end is not None and end.by == "detokenizer":
-            in_session = self._submission_of(view).message.session is not None
+            in_session = view.submission.message.session is not None
             if member.needs_stop or in_session:
                 matched = str(end.finish.matched)
                 self._post(StopMatched(member.rid, end.tokens, matched), "")
@@ -328,9 +332,6 @@ class Clients:
             if member.terminal is not None and view.answered_us is None:
                 view.answered_us = self.last_answer_us = self._world.now_us
                 view.seen_at_answer = len(view.tokens)
-
-    def _submission_of(self, view: View) -> Submission:
-        return self.submissions[view.name.partition("#")[0]]
 
     def _turns(self, session: str | None) -> tuple[Submission, ...]:
         """The turns of a session so far, since it was opened."""

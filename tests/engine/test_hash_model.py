@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import FEED, Batch, BatchItem, RowInit
-from engine.hash_model import EOS, HashModel, mix
+from engine.hash_model import EOS, LONG, HashModel, mix
 from engine.pages import Pages
 from tests.support.cases import complete
 from tests.support.examples import examples
@@ -185,16 +185,20 @@ def test_items_that_do_not_sample_return_nothing() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 257), min_size=1, max_size=40),
-    st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    st.one_of(
+        st.lists(st.integers(0, 257), min_size=1, max_size=40),
+        st.lists(st.integers(0, 257), min_size=LONG, max_size=3 * LONG),
+    ),
+    st.lists(st.integers(1, 2 * LONG), min_size=1, max_size=9),
 )
 @examples(60)
 def test_the_context_does_not_depend_on_chunks_or_pages(tokens: list[int], cuts: list[int]) -> None:
-    """Sums kept for pages are only a short cut: every way to the same text hashes the same."""
+    """Sums kept for pages are only a short cut: every way to the same text hashes the same, also
+    in pages that came from elsewhere."""
     results = set()
-    for size in (1, 3, 4, 16):
-        model = HashModel(64, size)
-        pages = [63 - index for index in range(-(-len(tokens) // size))]
+    for size in (1, 3, 4, 16, 2 * LONG):
+        model = HashModel(3 * LONG, size)
+        pages = [3 * LONG - 1 - index for index in range(-(-len(tokens) // size))]
         start, turn = 0, 0
         while start < len(tokens):
             new = tokens[start : start + cuts[turn % len(cuts)]]
@@ -203,6 +207,12 @@ def test_the_context_does_not_depend_on_chunks_or_pages(tokens: list[int], cuts:
             last = sampled(model, step([(0, used, start, new)], rows, size))
             start, turn = start + len(new), turn + 1
         results.add(last[0])
+        there = HashModel(3 * LONG, size)
+        moved = list(range(len(pages)))
+        there.import_pages(array("q", moved), model.export_pages(array("q", pages)))
+        rows = (init(0, prompt=len(tokens)),)
+        again = step([(0, moved, len(tokens) - 1, tokens[-1:])], rows, size)
+        results |= {*sampled(there, again), *sampled(there, again)}
     context = Context("W1")
     for token in tokens:
         context.read(token)
