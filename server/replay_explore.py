@@ -22,7 +22,7 @@ from fsm.explore_shared import SharedModel
 from fsm.explore_shared_base import Together
 from fsm.explore_trace import to_traces
 from fsm.explore_unified import UnifiedModel
-from server.replay_files import FAULTS, FITS, UNUSABLE
+from server.replay_files import FAULTS, FITS, UNUSABLE, at_least
 
 HELP: Final = """\
 Explore every state that the charts, the rules and the protocol of production
@@ -185,7 +185,9 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--guest", action="store_true", help="somebody else takes a page now and then (shared)"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="stop after N states [default none]")
+    parser.add_argument(
+        "--limit", type=at_least(1), metavar="N", help="stop after N states [default none]"
+    )
     parser.add_argument(
         "--traces",
         type=Path,

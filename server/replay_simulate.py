@@ -22,19 +22,22 @@ from server.replay_files import EXIT_CODES, FAULTS, FITS, UNUSABLE, Commands, at
 Group: TypeAlias = "argparse._ArgumentGroup"  # noqa: SLF001 - argparse has no public name for it
 
 HELP: Final = """\
-Simulate clusters: the production schedulers and routing core in virtual time, with the hash model
-on simulated devices, a simulated network and a simulated wire. There are two ways.
+Simulate clusters: the production schedulers and routing core in virtual time,
+with the hash model on simulated devices, a simulated network and a simulated
+wire. There are two ways.
 
-From seeds: requests and faults (aborts, disconnects, pauses, changes of weights, lost messages,
-failed writes, crashes, freezes, partitions) are drawn from each seed. Every invariant is checked
-after every event; at the end everybody has the answer that the same request gets alone, and
-everything is back at its start. A seed that fails is shortened and written as a scenario with its
-trace, for `fsm-replay run`.
+From seeds: requests and faults (aborts, disconnects, pauses, changes of
+weights, lost messages, failed writes, crashes, freezes, partitions) are drawn
+from each seed. Every invariant is checked after every event; at the end
+everybody has the answer that the same request gets alone, and everything is
+back at its start. A seed that fails is shortened and written as a scenario
+with its trace, for `fsm-replay run`.
 
-With --workload: requests come as a file says, on a cluster of any size. At the end every request
-has one answer and the cluster is at rest; then latencies, prefix-cache hits and page use are
-printed, in virtual time. A file is JSON lines of the Mooncake form, whose hash_ids make prompts
-share their prefixes, or CSV of the Azure form (TIMESTAMP,ContextTokens,GeneratedTokens); or it is
+With --workload: requests come as a file says, on a cluster of any size. At the
+end every request has one answer and the cluster is at rest; then latencies,
+prefix-cache hits and page use are printed, in virtual time. A file is JSON
+lines of the Mooncake form, whose hash_ids make prompts share their prefixes,
+or CSV of the Azure form (TIMESTAMP,ContextTokens,GeneratedTokens); or it is
 made up: synthetic:prompt=256,output=16-64,every=2ms."""
 
 EXAMPLES: Final = f"""\
@@ -43,8 +46,8 @@ examples:
   fsm-replay simulate --from 417 --seeds 1 --show  what one seed does
   fsm-replay simulate --shape 2+2 --commands 500   long ones, on two pairs
   fsm-replay simulate --workload conversation.jsonl --cluster 8+8 --requests 200
-  fsm-replay simulate --workload synthetic:prompt=256,output=32,every=2ms --cluster 2+2 --json
-  fsm-replay simulate --workload azure.csv --cluster 4 --speed 2 --disconnects 0.05 --trace traces
+  fsm-replay simulate --workload synthetic:prompt=256,output=32,every=2ms --json
+  fsm-replay simulate --workload azure.csv --disconnects 0.05 --trace traces
   fsm-replay check --complete traces/*.jsonl       what it wrote fits
 
 {EXIT_CODES}"""
@@ -100,7 +103,9 @@ def add(commands: Commands) -> None:
 
 def _add_seeds(group: Group) -> None:
     group.add_argument("--seeds", type=at_least(1), metavar="N", help="how many (100)")
-    group.add_argument("--from", type=int, metavar="SEED", dest="first", help="the first one (0)")
+    group.add_argument(
+        "--from", type=at_least(0), metavar="SEED", dest="first", help="the first one (0)"
+    )
     group.add_argument("--every", type=int, help=argparse.SUPPRESS)
     group.add_argument("--shape", choices=list(SHAPES), help="one cluster for all")
     group.add_argument(

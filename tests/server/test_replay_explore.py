@@ -73,12 +73,23 @@ def test_an_unfinished_run_is_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--faults", "4"], ["router"], ["--requests", "3"], ["--depth", "0"]]
+    "arguments",
+    [
+        ["--faults", "4"],
+        ["--requests", "3"],
+        ["--depth", "0"],
+        ["--limit", "0"],
+        ["--limit", "-5"],
+        ["router"],
+    ],
 )
-def test_arguments_that_cannot_be_used_are_2(arguments: list[str]) -> None:
+def test_arguments_that_cannot_be_used_are_2_and_are_named(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as error:
         main(["explore", *arguments])
     assert error.value.code == 2
+    assert arguments[0] in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from engine.sim.language import parse
 from engine.sim.scenario import run_text
 from engine.sim.shrink import kind_of, shrink
 from server.replay import main
-from server.replay_files import FAULTS, FITS
+from server.replay_files import FAULTS, FITS, UNUSABLE
 from tests.support.planted_cluster import PLANTS, Plant
 
 SEEDS = 50
@@ -106,6 +106,19 @@ def test_the_command_says_how_it_went(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*arguments, "--jobs", "2"]) == FITS
     assert "4 seeds, all clean, in" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--seeds", "-1"), ("--seeds", "0"), ("--commands", "0"), ("--from", "-1"), ("--jobs", "0")],
+)
+def test_numbers_that_name_no_seeds_are_refused(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["simulate", option, value])
+    assert done.value.code == UNUSABLE
+    assert f"argument {option}: {value!r}" in capsys.readouterr().err
 
 
 def test_the_command_writes_what_fails(
