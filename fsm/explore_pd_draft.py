@@ -299,11 +299,14 @@ class Draft:
         if leg.state in OVER:
             refused = leg.note if leg.note == REFUSED else None
             wire = IDLE if leg.wire == WRITTEN else leg.wire
-            leg = leg._replace(wire=wire, weights=0, failed=False, note=refused)
+            to_decode, to_prefill = leg.to_decode, leg.to_prefill
             if self.place in OVER:
-                leg = leg._replace(to_decode=(), to_prefill=())  # whoever hears it is over
+                to_decode, to_prefill = (), ()  # whoever hears it is over
             elif not self.current:
-                leg = leg._replace(to_prefill=())
+                to_prefill = ()
+            failed = leg.failed and self.place == "receiving"  # it may still be told
+            what = (leg.state, leg.launched, wire, refused, leg.answers)
+            leg = Leg(*what, 0, failed, to_decode, to_prefill)
         elif leg.note is not None and leg.state not in (*NO_ROOM, "meeting"):
             leg = leg._replace(note=None)
         if not self.current and leg.to_decode and not self.accepted():

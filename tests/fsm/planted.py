@@ -267,7 +267,7 @@ PLANTED = (
         "the peer's abort frees under the reader",
         _design(
             prefill_table=ruled(
-                "prefill", "draining", "peer_abort", Decision("fire", "silence", "peer")
+                "prefill", "draining", "peer_abort", Decision("fire", "silence", "wire")
             )
         ),
         Budget(aborts=2),

@@ -247,12 +247,6 @@ def test_a_pair_whose_nodes_pause_in_every_mode() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_requests_on_nodes_that_pause_in_every_mode() -> None:
-    clean(PairModel(pauses=EVERY), 2, Budget(rebuilds=1))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_requests_with_a_fault_an_abort_and_a_deadline() -> None:
     assert clean(PairModel(), 2, Budget(1, 1, 1)).states > 50_000
 

