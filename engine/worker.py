@@ -5,7 +5,8 @@ It connects to the server's channel, loads the model, says :class:`~transport.me
 serves. Standard input stays open for as long as the server lives: its end means that the server
 is gone, and the engine exits.
 
-Exit codes: 0 drained or the server is gone, 1 a fault of ours, 3 the model cannot be loaded.
+Exit codes: 0 drained or the server is gone, 1 a fault of ours, 2 a place on the disk that a setting
+names cannot be used, 3 the model cannot be loaded.
 """
 
 from __future__ import annotations
@@ -46,11 +47,16 @@ MODEL_TYPES: Final = {
 }
 """Hugging Face's ``model_type`` of each architecture that is served."""
 EXIT_FAULT: Final = 1
+EXIT_SETTINGS: Final = 2
 EXIT_MODEL: Final = 3
 
 
 class CannotServe(Exception):  # noqa: N818 - an answer, not a fault
     """The model cannot be loaded, or what it needs is not there; the message says why."""
+
+
+class UnusablePlace(Exception):  # noqa: N818 - an answer, not a fault
+    """The file or folder of a setting cannot be used; the message says which, and why."""
 
 
 def load_executor(config: EngineConfig) -> tuple[Executor, int, str]:
@@ -86,11 +92,14 @@ def serve(
     config = config.model_copy(update={"dtype": executor.dtype})  # what "auto" has become
     step_s = config.hash_step_ms / 1000 if config.model.partition(":")[0] == "hash" else 0.0
     runner = RunnerThread(executor, channel.wake, step_s)
-    store = DirectoryStore(Path(config.kv_store), channel.wake) if config.kv_store else None
+    try:
+        store = DirectoryStore(Path(config.kv_store), channel.wake) if config.kv_store else None
+    except OSError as error:
+        raise UnusablePlace(f"--kv-store {config.kv_store}: {error.strerror}") from error
     try:
         trace = TraceFile(Path(config.trace)) if config.trace else None
     except OSError as error:
-        raise CannotServe(f"--trace {config.trace}: {error.strerror}") from error
+        raise UnusablePlace(f"--trace {config.trace}: {error.strerror}") from error
     clock = time.monotonic
     facts = ModelFacts(
         executor.vocab_size,
@@ -172,6 +181,10 @@ def main(arguments: list[str]) -> int:
         logger.error("%s", error)
         channel.send(Stopped("model", str(error)))
         return EXIT_MODEL
+    except UnusablePlace as error:
+        logger.error("%s", error)
+        channel.send(Stopped("settings", str(error)))
+        return EXIT_SETTINGS
     except Exception as error:
         logger.exception("the engine fails")
         channel.send(Stopped("fault", f"{type(error).__name__}: {error}"))

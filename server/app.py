@@ -33,8 +33,10 @@ logger = logging.getLogger(__name__)
 
 EXIT_DRAINED = 0
 EXIT_FAILED = 1
+EXIT_SETTINGS = 2
 EXIT_MODEL = 3
-"""The engine's own exit code for a model that it cannot load; passed on."""
+"""The engine's own exit codes for a place on the disk that it cannot use and for a model that it
+cannot load; passed on."""
 EXIT_SIGNAL = 128
 LAST_WORDS_S = 1.0
 """How long open calls may take to write their 503 when the engine is gone."""
@@ -123,8 +125,8 @@ async def serve(
         on_ready: Called once requests are answered, while serving goes on.
 
     Returns:
-        0 after a drain, 3 when the engine could not load its model, 1 when it died otherwise or
-        could not start.
+        0 after a drain, 2 when the engine could not use the folder or file of a setting, 3 when it
+        could not load its model, 1 when it died otherwise or could not start.
     """
     endpoint, folder = private_endpoint("engine")
     with folder, contextlib.closing(listener):
@@ -159,8 +161,8 @@ async def serve(
             await web.SockSite(runner, listener, backlog=1024).start()
             starting = asyncio.create_task(_start(app[SERVICE], folder, on_ready), name="start")
             code = await _run(app[SERVICE], starting, watcher, stop)
-            if code == EXIT_FAILED and process.exit_code == EXIT_MODEL:
-                return EXIT_MODEL
+            if code == EXIT_FAILED and process.exit_code in (EXIT_SETTINGS, EXIT_MODEL):
+                return process.exit_code
             return code
     raise AssertionError("unreachable: nothing above suppresses exceptions")
 

@@ -205,7 +205,7 @@ class EngineClient:
         """Hand over a request.
 
         Raises:
-            ApiError: 503, when the engine is gone or does not keep up. It was not sent.
+            ApiError: 503, when the engine is starting, gone, or does not keep up. It was not sent.
         """
         self._send_or_refuse(message)
 
@@ -228,7 +228,8 @@ class EngineClient:
         """Ask a question: ``build`` makes the message from the number that its reply will carry.
 
         Raises:
-            ApiError: 503, when the engine is gone, does not keep up, or does not answer in time.
+            ApiError: 503, when the engine is starting, gone, does not keep up, or does not answer
+                in time.
         """
         number = next(self._numbers)
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -271,8 +272,7 @@ class EngineClient:
         self._channel.close(linger_s)
 
     def _send_or_refuse(self, message: ToEngine) -> None:
-        if self.gone is not None:
-            raise overloaded(ENGINE_GONE)
+        _ = self.available  # before it is connected, its channel looks full
         try:
             if self._owed:  # overtaking control messages would break their order
                 raise ChannelFull

@@ -46,6 +46,7 @@ from server.model_store import (
     default_cache_dir,
     resolve,
 )
+from server.places import file_fault, folder_fault
 from server.service import TextModel
 from server.settings import ServerSettings
 from server.tokenizer import TokenizerError
@@ -73,7 +74,8 @@ examples:
 exit codes:
   0    drained after Ctrl-C or SIGTERM
   1    the engine died, or the server failed
-  2    a wrong option, an unknown model, or a port that cannot be had
+  2    a wrong option, an unknown model, or a port or a place on the disk that
+       cannot be had
   3    the model could not be fetched or loaded
   130  a second Ctrl-C, which does not wait for the requests in flight
   143  a second SIGTERM, likewise
@@ -233,7 +235,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     """Read options; the command line goes before the environment, and both before the defaults.
 
-    Raises :class:`UsageError` for a value that is not allowed. Exits (argparse's way) for a wrong
+    Raises :class:`UsageError` for a value that is not allowed, and for a place on the disk that
+    cannot be what it is for. Exits (argparse's way) for a wrong
     option name, for ``--help`` and for ``--version``.
     """
     given = vars(build_parser().parse_args(arguments))
@@ -257,6 +260,12 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
             f"--debug serves fault hooks to whoever connects, so it needs a loopback --host,"
             f" not {options.server.host!r}"
         )
+    for name, place, fault in (
+        ("trace", options.engine.trace, file_fault),
+        ("kv_store", options.engine.kv_store, folder_fault),
+    ):
+        if place and (why := fault(Path(place))):
+            raise UsageError(f"{origin[name]} {place!r}: {why}")
     return options
 
 

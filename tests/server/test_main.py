@@ -132,6 +132,21 @@ def test_a_value_that_is_not_allowed_is_named_with_where_it_came_from(
     assert str(caught.value).startswith(message)
 
 
+def test_a_place_on_the_disk_that_cannot_be_used_is_named_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder, file, absent = (str(tmp_path / name) for name in ("", "file", "absent/trace.jsonl"))
+    for arguments, environment, message in (
+        (["--trace", folder], {}, f"--trace {folder!r}: is a folder; it must name a file"),
+        (["--trace", absent], {}, f"--trace {absent!r}: there is no folder '{tmp_path}/absent'"),
+        (["--kv-store", file], {}, f"--kv-store {file!r}: is a file; it must be a folder"),
+        ([], {"INTERLOCK_TRACE": folder}, f"INTERLOCK_TRACE {folder!r}: is a folder"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            serve(*arguments, **environment)
+        assert str(caught.value).startswith(message)
+    assert serve("--trace", file, "--kv-store", folder).engine.trace == file
+
+
 @pytest.mark.parametrize("option", ["--pagesize", "--model-path", "--page"])
 def test_an_option_that_does_not_exist_is_refused(
     option: str, capsys: pytest.CaptureFixture[str]
@@ -247,6 +262,8 @@ def test_the_first_answer_passes_the_key() -> None:
         (["--model", "no-such-model"], 2, "unknown model 'no-such-model'"),
         (["--model", "./absent.gguf"], 2, "there is no model at"),
         (["--page-size", "0"], 2, "interlock: --page-size '0': Input should be greater"),
+        (["--trace", "/"], 2, "interlock: --trace '/': is a folder; it must name a file"),
+        (["--kv-store", "/dev/null"], 2, "interlock: --kv-store '/dev/null': is a file; it must"),
         (["--no-such-option"], 2, "unrecognized arguments: --no-such-option"),
     ],
 )

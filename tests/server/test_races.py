@@ -509,14 +509,27 @@ async def test_b126_an_engine_that_does_not_drain_cannot_hold_the_clients() -> N
 
 async def test_before_the_engine_is_ready_everything_is_503() -> None:
     async with serving(wait=False) as server:
-        for path in ("/health", "/health_generate", "/v1/models", "/server_info", "/ledger"):
-            status, answer = await server.get(path)
-            assert status == 503
-            assert "starting" in answer["error"]["message"] or path == "/ledger"
-        status, answer = await server.post("/v1/completions", {"prompt": "x"})
-        assert status == 503
-        async with server.http.post(server.url + "/generate", json=WHOLE) as response:
-            assert response.headers["Retry-After"] == "1"
+        bodies: dict[str, dict[str, object]] = {
+            "/generate": WHOLE,
+            "/v1/completions": {"prompt": "x"},
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+            "/open_session": {},
+            "/close_session": {"session_id": "x"},
+            "/flush_cache": {},
+            "/tokenize": {"prompt": "x"},
+        }
+        for path in (
+            *("/health", "/ready", "/health_generate", "/v1/models", "/server_info", "/model_info"),
+            *("/ledger", "/requests", "/requests/x", "/get_load", "/v1/loads", *bodies),
+        ):
+            method = "POST" if path in bodies else "GET"
+            async with server.http.request(
+                method, server.url + path, json=bodies.get(path)
+            ) as response:
+                assert response.status == 503, path
+                assert response.headers["Retry-After"] == "1"
+                answer = await response.json()
+                assert answer["error"]["message"] == "the engine is starting", path
         server.engine.start()
         await server.service.engine.ready(5)
         assert (await server.get("/health"))[0] == 200

@@ -173,6 +173,18 @@ async def test_an_engine_that_cannot_start_is_an_exit_code(
     assert "exit code 3" in caplog.text
 
 
+@pytest.mark.parametrize("field", ["trace", "kv_store"])
+async def test_a_place_that_turns_out_to_be_of_no_use_is_a_setting_to_change(
+    field: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The command looks before it starts; by the time that the engine is there it can be gone."""
+    (tmp_path / "file").touch()
+    config = EngineConfig.model_validate({"model": "hash", field: str(tmp_path / "file" / "x")})
+    code = await serve(bound_socket(), config, ServerSettings(), byte_text)
+    assert code == 2
+    assert f"--{field.replace('_', '-')} {tmp_path}/file/x: Not a directory" in caplog.text
+
+
 async def test_an_engine_that_takes_too_long_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
     sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
     settings = ServerSettings(engine_start_timeout_s=0.2)
