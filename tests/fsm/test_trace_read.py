@@ -74,7 +74,10 @@ def test_a_gzip_file_cut_anywhere(tmp_path: Path, lines: list[Line]) -> None:
         assert got == lines[: len(got)]
         assert "breaks off" in how
     path.write_bytes(data[:500] + b"\0\1\2" * 50 + data[650:])
-    got, how = read(path)
+    try:
+        _, how = read(path)
+    except Unusable as error:  # where it is noticed depends on every byte of the trace
+        how = str(error)
     assert how
 
 
