@@ -99,7 +99,8 @@ def _cluster(draft: _Draft, shape: str, seed: int) -> str:
         f"pages={pages} page_size={page_size} rows={draw.choice([1, 2, 4, 8])}",
         f"chunk={draw.choice([8, 32, 64, 256])} depth={draw.choice([1, 2, 2])}",
         f"queue={draw.choice([2, 8, 40])} prefix_cache={draw.choice(['on', 'on', 'on', 'off'])}",
-        f"detok={draw.choice([0, 0, 0, 5])}ms overtakes={draw.choice([0, 2, 64])}",
+        f"detok={draw.choice([0, 0, 5, 20])}ms overtakes={draw.choice([0, 2, 64])}",
+        f"copy={draw.choice([100, 100, 2000])}us",
     ]
     if draw.random() < 0.1:
         parts.append("waiting_timeout=80ms")
@@ -137,11 +138,11 @@ def _submit(draft: _Draft) -> None:
         (0.1, lambda: f"min_tokens={draw.randrange(5)}"),
         (0.2, lambda: "logprobs"),
         (0.3, lambda: f"temperature=1 seed={draw.randrange(100)}"),
-        (0.05, lambda: f"deadline={draw.randrange(1, 80)}ms"),
+        (0.1, lambda: f"deadline={draw.randrange(1, 80)}ms"),
         (0.05, lambda: f"rid={draw.choice(draft.names or [name])}"),
     )
     parts += [wish() for chance, wish in wishes if draft.chance(chance)]
-    if not draft.pairs and draft.chance(0.1):
+    if draft.chance(0.1):
         parts.append(f"n={draw.randrange(1, 4)}")
     draft.names.append(name)
     draft.say(" ".join(parts))
@@ -175,6 +176,56 @@ def _retract(draft: _Draft) -> None:
         if draft.chance(0.5):
             draft.say(f"run {draft.draw.choice([0, 200, 1500])}us")
             _abort(draft)
+
+
+def _push(draft: _Draft) -> None:
+    """Requests are pushed out, or held, and stay on their way out or back while something ends
+    them: every state between running and running again is left by every way that there is."""
+    node = draft.draw.choice([*draft.of("decode"), *draft.of("unified")])
+    if node in draft.dead or node in draft.frozen:
+        return
+    gate = draft.draw.choice(["step", "schedule", ""])
+    if gate and (gate, node) in draft.held:
+        return
+    name = f"r{len(draft.names) + 1}"
+    draft.names.append(name)
+    wish = draft.draw.choice(["", f"deadline={draft.draw.randrange(12, 60)}ms", "stop=@2..3"])
+    length = draft.draw.randrange(20, 80)
+    draft.say(f"submit {name} prompt={draft.draw.randrange(1, 40)} max_tokens={length} {wish}")
+    draft.say(f"run {draft.draw.choice([6, 12, 25])}ms")
+    pause = node not in draft.paused and draft.chance(0.5)
+    if gate:
+        draft.say(f"hold {gate} {node}")
+    draft.say(f"pause {node} mode=retract" if pause else "retract r* maybe")
+    draft.say(f"run {draft.draw.choice([0, 1, 4, 12])}ms")
+    draft.say(
+        draft.draw.choice(
+            [
+                f"abort {name}",
+                "abort all",
+                f"disconnect {name}",
+                f"fail step {node}",
+                f"fail copy {node}",
+                "run 25ms",
+                f"pause {node} mode=retract\ncontinue {node}",
+            ]
+        )
+    )
+    if gate:
+        draft.say(f"release {gate} {node}")
+    if pause:
+        draft.say(f"continue {node}")
+
+
+def _starve(draft: _Draft) -> None:
+    """A node has no memory to give for a while."""
+    node = draft.draw.choice(draft.nodes)
+    if node in draft.dead or node in draft.frozen:
+        return
+    draft.say(f"exhaust pages {node} leave={draft.draw.choice([0, 0, 2])}")
+    for deed in draft.draw.sample([_submit, _run, _push, _abort, _run], 3):
+        deed(draft)
+    draft.say(f"restore pages {node}")
 
 
 def _hold(draft: _Draft) -> None:
@@ -327,6 +378,8 @@ _CALM: Final[tuple[tuple[float, _Deed], ...]] = (
     (25, _run),
     (8, _abort),
     (6, _retract),
+    (4, _push),
+    (2, _starve),
     (6, _hold),
     (4, _pause),
     (1, _weights),

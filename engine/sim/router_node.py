@@ -15,6 +15,7 @@ from engine.routing import Action, Drop, Forward, Kind, Relay, Reply, Router, Se
 from engine.sim.client import Clients, Submission, View
 from engine.sim.network import Network
 from engine.sim.node import SimNode
+from engine.sim.paired_node import PrefillNode
 from engine.sim.world import US_PER_S, World
 from fsm.ledger import PoolCounts
 from transport.messages import Abort, Finish, Output, Outputs, StopMatched, Submit, ToEngine
@@ -249,8 +250,10 @@ class RouterNode:
             self._copy(own, view, None)
 
     def _say(self, rid: str, call: Call | None, finish: Finish) -> None:
-        """The terminal answer, each member's own where the worker gave one."""
-        views = call.submission.views if call is not None else []
+        """The terminal answer, each member's own where the worker gave one. What prefill said of a
+        member that did not fail there only acknowledges its token."""
+        owns = call is not None and not isinstance(call.node, PrefillNode)
+        views = call.submission.views if call is not None and owns else []
         for index, own in enumerate(self._own(rid)):
             if index < len(views):
                 self._copy(own, views[index], views[index].finish or finish)
