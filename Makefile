@@ -8,7 +8,8 @@
 #   make soak         64 streams with random aborts for two minutes (ARGS="--seconds 600")
 #   make bench        figures over HTTP, beside transformers (ARGS="--dtype int4")
 #   make explore      every state of the charts, with large budgets (minutes; docs/exploration.md)
-#   make charts       docs/statecharts from the charts in fsm/ (needs Graphviz: the program `dot`)
+#   make charts       docs/statecharts from the charts in fsm/, docs/pictures from the scenarios there
+#                     (needs Graphviz: the program `dot`)
 #   make clean        remove .venv/ and caches
 #
 # PYTHON=python3.12 chooses the interpreter for .venv/ (3.11 or newer).
@@ -60,6 +61,12 @@ explore: .venv/dev.stamp
 
 charts: .venv/dev.stamp
 	@$(BIN)/python -m fsm.draw docs/statecharts
+	@set -e; pictures=docs/pictures; traces=$$(mktemp -d); trap 'rm -rf "$$traces"' EXIT; \
+	  $(BIN)/fsm-replay run --quiet --traces "$$traces" $$pictures; \
+	  $(BIN)/fsm-replay timeline "$$traces"/timeline.*.jsonl -o $$pictures/timeline.svg; \
+	  $(BIN)/fsm-replay chart "$$traces"/timeline.*.jsonl -o $$pictures/chart.svg; \
+	  $(BIN)/fsm-replay timeline "$$traces"/pair.prefill-0.jsonl "$$traces"/pair.decode-0.jsonl \
+	    -o $$pictures/pair.svg
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis interlock.egg-info
