@@ -46,7 +46,8 @@ INTRODUCTION: Final = """\
 Every request is a machine on one of these charts, and the charts are the code: frozen tables in
 `fsm/`, checked when they are imported, run by one driver, and drawn here. This page says, for each
 chart, what a request holds in each state, which events move it, and who causes them. Numbers like
-B19 and S0.1 stand for [scenarios](../scenarios.md)."""
+B19 and S0.1 stand for [scenarios](../scenarios.md), and *invariant 4* for one of the
+[ten rules](../invariants.md) that always hold."""
 
 HOW_TO_READ: Final = """\
 ## How to read a chart

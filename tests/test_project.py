@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+SOURCES = (".py", ".md", ".scenario")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -67,3 +68,20 @@ def test_the_commands_that_pyproject_promises_exist() -> None:
         path = ROOT / f"{module.replace('.', '/')}.py"
         assert path.exists(), f"{path.relative_to(ROOT)} is missing"
         assert f"def {function}(" in path.read_text(encoding="utf-8")
+
+
+def test_every_invariant_that_is_referred_to_is_explained_and_what_checks_it_is_there() -> None:
+    page = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"^## (\d+)\. ", page, re.M))
+    assert explained == {str(number) for number in range(1, 11)}
+    folders = ("fsm", "engine", "transport", "server", "tests", "docs")
+    files = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in SOURCES]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    referred = re.findall(r"\binvariants? ((?:\d+(?:, | and )?)+)", text, re.I)
+    assert len(referred) > 20
+    assert {number for group in referred for number in re.findall(r"\d+", group)} <= explained
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"Scenarios: (.*)", page):
+        for stem in re.findall(r"`(\w+)`", name):
+            assert (ROOT / "tests" / "scenarios" / f"{stem}.scenario").exists(), stem
