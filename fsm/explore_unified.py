@@ -95,7 +95,7 @@ class UnifiedModel:
         if life.loading:
             yield "prefetch_loaded", FREE, 0, partial(loaded, "prefetch_loaded")
             yield "prefetch_failed", FAULT, 0, partial(loaded, "prefetch_failed")
-            yield "prefetch deadline", DEADLINE, 0, partial(told, "prefetch_failed")
+            yield "prefetch deadline", DEADLINE, 0, partial(told, "prefetch_expired")
         if life.launched:
             results: list[Message] = ["token_committed", "last_token_committed", "step_failed"]
             if state != "decoding":
