@@ -8,7 +8,8 @@ With prefill and decode apart, both workers get the same body at the same moment
 introduces them. Decode's answer is the client's. Prefill's answer only acknowledges its half: what
 decode says is shown once it is there, and if prefill answers an error first, decode's call is
 dropped and the client gets that error (B93). A retry keeps the rid and has a fresh room. A client
-that leaves, and an abort by name, reach both halves (B67, B99).
+that leaves, and an abort by name, reach both halves (B67, B99); a member of a group has a name of
+its own (``rid#i``), and is where its submission is.
 
 What is in flight at a worker is counted by owner, one lease for each call, so that no path can
 forget a decrement (B94). The record of a request is a lease too: ``router_records``.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from engine.frontend import MEMBER_SUFFIX
 from fsm.ledger import CountPool, Lease
 from transport.messages import Finish
 
@@ -96,6 +98,14 @@ def may_retry(finish: Finish, shown: bool, left: int) -> bool:
     return left > 0 and not shown and finish.status in RETRYABLE
 
 
+def _names(rid: str, members: int) -> list[str]:
+    """What a submission and its members are called; one that is alone has the one name, and what
+    has no members is not known."""
+    if members <= 1:
+        return [rid] * members
+    return [rid, *(f"{rid}#{index}" for index in range(members))]
+
+
 # --- records --------------------------------------------------------------------------------------
 
 
@@ -119,6 +129,8 @@ class Record:
     """One open request."""
 
     rid: str
+    members: int
+    """How many completions it asks for."""
     lease: Lease
     retries: int
     attempt: int = -1
@@ -133,6 +145,8 @@ class Record:
     """The speaker has said something."""
     shown: bool = False
     """The client has seen some of it."""
+    ended: frozenset[str] = frozenset()
+    """Members that have come to their end, as the speaker says."""
     tried: set[str] = field(default_factory=set)
 
 
@@ -153,19 +167,21 @@ class Router:
         }
         self.pool: Final = CountPool("router_records", capacity)
         self.records: Final[dict[str, Record]] = {}
-        self.recent: Final[OrderedDict[str, None]] = OrderedDict()
+        self.recent: Final[OrderedDict[str, int]] = OrderedDict()
+        """Ended rids, with how many members each had."""
         self._mint_room = mint_room
         self._retries = retries
 
     # --- clients ---
 
-    def submit(self, rid: str) -> list[Action]:
-        """A request; ``rid`` must not be open. Answers 503 where no worker is left."""
+    def submit(self, rid: str, members: int = 1) -> list[Action]:
+        """A request for ``members`` completions; ``rid`` must not be open. Answers 503 where no
+        worker is left."""
         if rid in self.records:
             raise ValueError(f"{rid} is open")
         lease = self.pool.reserve(rid)
         lease.adopt()
-        record = self.records[rid] = Record(rid, lease, self._retries)
+        record = self.records[rid] = Record(rid, members, lease, self._retries)
         return self._attempt(record)
 
     def disconnect(self, rid: str) -> list[Action]:
@@ -178,14 +194,22 @@ class Router:
         return actions
 
     def abort(self, rids: Iterable[str]) -> tuple[list[Action], dict[str, list[str]]]:
-        """End requests by exact rid, wherever their halves are. The answers come from the workers;
-        the dictionary says what became of each rid."""
+        """End requests, or single members of them, by exact rid, wherever their halves are. The
+        answers come from the workers; the dictionary says what became of each rid.
+
+        What is aborted is not run again, so a group that has lost a member is not tried again.
+        """
         actions: list[Action] = []
         outcome: dict[str, list[str]] = {"aborted": [], "finished": [], "unknown": []}
         for rid in rids:
-            record = self.records.get(rid)
-            if record is None:
-                outcome["finished" if rid in self.recent else "unknown"].append(rid)
+            name = MEMBER_SUFFIX.sub("", rid)
+            record = self.records.get(name)
+            count = self.recent.get(name, 0) if record is None else record.members
+            if rid not in _names(name, count):
+                outcome["unknown"].append(rid)
+                continue
+            if record is None or rid in record.ended:
+                outcome["finished"].append(rid)
                 continue
             record.retries = 0
             outcome["aborted"].append(rid)
@@ -195,12 +219,15 @@ class Router:
 
     # --- calls ---
 
-    def spoke(self, node: str, rid: str, attempt: int) -> list[Action]:
-        """A worker has sent something that is not its end."""
+    def spoke(
+        self, node: str, rid: str, attempt: int, ended: frozenset[str] = frozenset()
+    ) -> list[Action]:
+        """A worker has sent something that is not its end, but may be that of the members
+        ``ended``."""
         record = self._current(node, rid, attempt)
         if record is None or node != record.speaker:
             return []
-        record.spoken = True
+        record.spoken, record.ended = True, ended
         return self._show(record)
 
     def answered(self, node: str, rid: str, attempt: int, finish: Finish) -> list[Action]:
@@ -291,6 +318,7 @@ class Router:
         record.attempt += 1
         record.prefill, record.speaker = chosen
         record.acknowledged, record.spoken = not record.prefill, False
+        record.ended = frozenset()
         room = self._mint_room() if record.prefill else ""
         actions: list[Action] = []
         for node in dict.fromkeys((record.prefill, record.speaker)):
@@ -348,7 +376,7 @@ class Router:
     def _end(self, record: Record) -> None:
         del self.records[record.rid]
         record.lease.release()
-        self.recent[record.rid] = None
+        self.recent[record.rid] = record.members
         self.recent.move_to_end(record.rid)
         while len(self.recent) > REMEMBERED:
             self.recent.popitem(last=False)

@@ -152,7 +152,7 @@ class RouterNode:
             for name in self._workers():
                 self.core.heard(name, self._world.clock())
             self._world.after(PROBE_US, self._probe)
-        self._perform(self.core.submit(message.rid))
+        self._perform(self.core.submit(message.rid, message.n))
 
     def _abort(self, message: Abort) -> None:
         rids = tuple(self.core.records) if message.all else message.rids
@@ -222,7 +222,9 @@ class RouterNode:
             self._perform(self.core.answered(node, rid, attempt, _finish(submission)))
             self._calls.pop(key, None)  # it has ended, whatever came of it
         elif any(view.member.visible for view in submission.views):
-            self._perform(self.core.spoke(node, rid, attempt))
+            views = submission.views
+            ended = frozenset(view.member.rid for view in views if view.finish is not None)
+            self._perform(self.core.spoke(node, rid, attempt, ended))
 
     def _hang_up(self, node: str, call: Call) -> None:
         call.submission.watch = None
