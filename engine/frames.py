@@ -8,6 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from engine import endings
+from fsm import protocol
 from fsm.protocol import FrameKind, Role
 from fsm.rules import Message
 from fsm.trace import Cause
@@ -80,12 +81,11 @@ def cause_of(frame: ControlFrame) -> Cause | None:
 
 def reading(role: Role, message: Message, frame: PeerFrame) -> tuple[Message, Finish | None]:
     """What a frame that ``role`` reads as ``message`` is decided as, and how it ends its request,
-    if it does. A peer whose step or transfer has failed has not given up: on decode that is a
-    failed wire."""
+    if it does. A peer whose step or transfer has failed has not given up."""
     if isinstance(frame, PeerQuiet):
         return message, Finish(type="abort", message="the peer stopped writing", status=503)
     if not isinstance(frame, (PeerAbort, PeerReject)):
         return message, None
     if frame.status != 500 or message != "peer_abort":
         return message, Finish(type="abort", message=frame.message, status=frame.status)
-    return ("wire_failed" if role == "decode" else message), endings.broken(frame.message)
+    return protocol.READS_FAILURE[role], endings.broken(frame.message)

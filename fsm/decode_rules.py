@@ -18,6 +18,7 @@ DECODE_MESSAGES: Final[tuple[Message, ...]] = (
     "peer_hello",
     "peer_done",
     "peer_abort",
+    "peer_failed",
     "peer_reject",
     "peer_gone",
     "peer_missed",
@@ -200,6 +201,14 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
     Rule(("arrived",), "peer_abort", REFUSE, "a life has no room before it is accepted"),
     Rule(
         TRANSFER,
+        "peer_failed",
+        Decision("fire", "lost", "peer"),
+        "a step or a write of prefill failed, maybe of the life that had this room before",
+    ),
+    Rule((*ON_DEVICE, *AWAY, *ANSWERED), "peer_failed", DROP, "handed over, or already ended"),
+    Rule(("arrived",), "peer_failed", REFUSE, "a life has no room before it is accepted"),
+    Rule(
+        TRANSFER,
         "peer_reject",
         Decision("fire", "lost", "peer"),
         "refused at prefill's door: both sides answer alike",
@@ -242,7 +251,12 @@ DECODE_RULES: Final[tuple[Rule, ...]] = (
         KEEP,
         "what has landed goes on without its prefill",
     ),
-    Rule(("receiving",), "wire_failed", Decision("fire", "lost", "wire"), "a write failed"),
+    Rule(
+        ("receiving",),
+        "wire_failed",
+        Decision("fire", "lost", "wire"),
+        "what was written into the slot is no record",
+    ),
     Rule(
         tuple(state for state in ALL if state != "receiving"),
         "wire_failed",

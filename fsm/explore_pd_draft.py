@@ -238,7 +238,7 @@ class Draft:
             raise Broken("decode takes the word of a prefill life that it is not paired with")
         message = protocol.READS["decode"][kind]
         if kind == "abort" and weights == FAILED:
-            message = "wire_failed"  # not given up: its step or its transfer failed
+            message = protocol.READS_FAILURE["decode"]
         compares = message == "peer_hello" and protocol.compares_terms(self.place)
         if compares and weights != self.decode_weights:
             self.tell_prefill(("reject",))

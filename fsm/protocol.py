@@ -70,6 +70,10 @@ READS: Final[Mapping[Role, Mapping[FrameKind, Message]]] = {
 """The message that a frame is for the role that receives it. A kind that is not listed does not
 travel in that direction: a malformed frame."""
 
+READS_FAILURE: Final[Mapping[Role, Message]] = {"prefill": "peer_abort", "decode": "peer_failed"}
+"""The message that an *abort* is which tells of a failure (status 500). Decode's client is still
+owed an answer, and gets an error; prefill's has its answer by the time decode can fail."""
+
 MISSES: Final = 2
 """Consecutive heartbeats without a room, or heartbeat periods without a heartbeat."""
 
@@ -128,7 +132,7 @@ def mismatch(ours: Terms, theirs: Terms) -> str | None:
 
 Frames: TypeAlias = tuple[FrameKind, ...]
 NOTHING: Final[Frames] = ()
-BY_THE_PEER: Final[frozenset[Message]] = frozenset({"peer_abort", "peer_reject"})
+BY_THE_PEER: Final[frozenset[Message]] = frozenset({"peer_abort", "peer_failed", "peer_reject"})
 """Ends that the peer reported itself: it need not be told."""
 ENDS: Final = ("abort", "expire", "fail", "lost", "finish")
 

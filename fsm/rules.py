@@ -45,6 +45,7 @@ Message: TypeAlias = Literal[
     "peer_done",  # everything is written, the slot last (to decode)
     "peer_landed",  # decode has everything (to prefill)
     "peer_abort",  # the peer's life has ended before the hand-over
+    "peer_failed",  # so it has, because a step or a write of it failed (to decode)
     "peer_reject",  # the peer refused the request at its door
     "peer_gone",  # the peer's process is gone, or does not know the room: it writes no more
     "peer_missed",  # the peer's heartbeats are missing; it may be frozen, and come back

@@ -39,6 +39,16 @@ def test_every_frame_that_is_said_is_read_by_the_other_role() -> None:
         assert set(READS[role].values()) <= set(BOOKS[role].messages)
 
 
+def test_a_peer_that_failed_ends_whoever_depends_on_it() -> None:
+    """Invariant 6: within one control message, wherever the life is."""
+    for role, message in protocol.READS_FAILURE.items():
+        for state, holds in CHARTS[role].holds.items():
+            if CHARTS[role].is_live(state) and "rooms" in holds:
+                decision = decide(CHARTS[role], state, message, Facts())
+                assert decision.effect == "fire", (role, state)
+                assert decision.event in protocol.ENDS
+
+
 def test_what_is_due_fires_in_every_state_in_which_it_is_due() -> None:
     """Otherwise a scheduler would deliver it for ever."""
     for role in ROLES:
