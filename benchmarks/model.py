@@ -5,13 +5,16 @@
 The measurements of all types are interleaved, and each figure is the best of the rounds: on a
 machine that other work shares, the best round is the one that was disturbed least. ``transformers``
 runs beside them in bfloat16 if it is installed. Figures are tokens per second, except where they
-say ms.
+say ms. The process starts again with the environment of a served engine, which its allocator and
+its threads are tuned by.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -22,6 +25,7 @@ import torch
 from engine.batch import FEED, Batch, BatchItem, RowInit
 from engine.config import EngineConfig
 from engine.torch_executor import TorchExecutor, load_torch_executor
+from server.engine_client import SETTINGS
 from server.model_store import default_cache_dir, resolve
 from transport.messages import SamplingParams
 
@@ -157,6 +161,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtypes", default="int4,bfloat16,float32")
     options = parser.parse_args()
+    missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
+    if missing:
+        command = [sys.executable, "-m", "benchmarks.model", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **missing})
     path = resolve(options.model, default_cache_dir()).path
 
     contestants = {dtype: executor_measurements(path, dtype) for dtype in options.dtypes.split(",")}

@@ -5,7 +5,7 @@ There are two bodies over the same small functions:
 :class:`CompiledLayers`
     bfloat16 on a CPU, 4-bit products included. The loop over all layers is one TorchScript
     function, which needs neither a compiler nor noticeable time to load. torch's own interpreter
-    runs it: a layer is about forty small operators, and a quarter of a single stream's step was
+    runs it: a layer is about forty small operators, and a quarter of the time of a single row was
     Python between them. And it runs without the interpreter lock, so scheduling, which shares the
     process, goes on meanwhile instead of taking turns with every operator.
 :class:`EagerLayers`
@@ -180,7 +180,7 @@ class CompiledLayers:
 
     def __init__(self, blocks: list[Block], config: ModelConfig, floor: Tensor) -> None:
         with warnings.catch_warnings():
-            # It is deprecated in favour of torch.compile, which takes half a minute and a compiler.
+            # It is deprecated in favour of torch.compile, which needs a compiler.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._loop = torch.jit.script(_Loop(blocks, config, floor))
 
