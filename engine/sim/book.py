@@ -23,6 +23,8 @@ class Life:
     submit: SubmitLine
     where: str
     holds: set[str]
+    began: int
+    """Where its first line stands among those of all nodes."""
     moves: list[MoveLine] = field(default_factory=list)
     answer: AnswerLine | None = None
 
@@ -53,8 +55,9 @@ class Book:
         if isinstance(line, SubmitLine):
             member = MEMBER_SUFFIX.search(line.rid)
             name = (self.submission or line.rid) + (member[0] if member else "")
+            began = len(self.lines if self._log is None else self._log)
             self.lives[line.life] = Life(
-                line.life, line.rid, name, line, self.chart.initial, set(line.taken)
+                line.life, line.rid, name, line, self.chart.initial, set(line.taken), began
             )
         elif isinstance(line, MoveLine):
             self._move(line)

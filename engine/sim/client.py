@@ -114,8 +114,9 @@ class Clients:
     def __init__(self, world: World, detok_us: int, matches: bool = True) -> None:
         self.table = FrontendTable()
         self.submissions: Final[dict[str, Submission]] = {}
-        self.replies: list[object] = []
-        """Answers to what was asked, newest last."""
+        self.replies: list[tuple[int, object]] = []
+        """Answers to what was asked, newest last, with a number that orders them with those of
+        other nodes."""
         self.faults: list[str] = []
         self.last_answer_us = 0
         self.looks_at_tokens = detok_us > 0
@@ -206,11 +207,15 @@ class Clients:
         they are looked at."""
         if isinstance(frame, Reply):
             if frame.query:  # 0 is what nobody waits for
-                self.replies.append(frame.data)
+                self.reply(frame.data)
         elif isinstance(frame, Outputs):
             for output in frame.outputs:
                 self._check_order(output)
             self._world.after(self._detok_us, lambda: self._look(frame.outputs, weights, times))
+
+    def reply(self, data: object) -> None:
+        """What was asked here has its answer."""
+        self.replies.append((self._world.reserve(), data))
 
     @property
     def open(self) -> list[Submission]:

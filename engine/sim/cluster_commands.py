@@ -58,13 +58,14 @@ def _mischief(what: Mischief) -> Handler:
 
 
 def wire_rule(run: "Run", command: Command, name: str, count: int, by_us: int | None) -> None:
-    """The next ``count`` writes of a request fail, or take longer by ``by_us``."""
+    """The next ``count`` writes of a request, sent already or later, fail or take longer by
+    ``by_us``."""
     prefills = [node for node in run.cluster.nodes.values() if isinstance(node, PrefillNode)]
     if not prefills:
         raise command.error("this cluster has no wire")
-    for each in run.submissions(command, name):
+    for rid in run.rids(command, name):
         for node in prefills:
-            node.wire.rules.append(WireRule(each.rid, count, by_us))
+            node.wire.rules.append(WireRule(rid, count, by_us))
 
 
 def _paired(run: "Run", command: Command, name: str) -> PairedNode:
@@ -96,7 +97,7 @@ def weights(run: "Run", command: Command) -> None:
     done, why = node.scheduler.use_weights(f"hash:{name}", in_place)
     if done:
         node.ranks.load_weights(name)
-    node.clients.replies.append({"updated": done, "message": why})
+    node.clients.reply({"updated": done, "message": why})
     _told(run, node)
 
 

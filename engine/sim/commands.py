@@ -8,7 +8,7 @@ from engine.sim.client import Clients
 from engine.sim.cluster_commands import FAULTS, wire_rule
 from engine.sim.conditions import run_until, standing
 from engine.sim.drive import RUN_LIMIT_US, Fault
-from engine.sim.gates import GATES, Gate
+from engine.sim.gates import GATES, GateName
 from engine.sim.language import Command
 from engine.sim.node import SimNode
 from engine.sim.paired_node import PrefillNode
@@ -40,26 +40,34 @@ def step(run: "Run", command: Command) -> None:
 
 
 def hold(run: "Run", command: Command) -> None:
-    gate, _ = _gate(run, command)
+    gate, node = _gate(run, command)
     chunk = command.optional("chunk")
     if chunk is not None and command.words[0] != "step":
         raise command.error("chunk= is for 'hold step'")
-    gate.hold(chunk)
+    node.gates[gate].hold(chunk)
 
 
 def release(run: "Run", command: Command) -> None:
     if command.words[0] == "pages":
         restore(run, command)
         return
-    gate, node = _gate(run, command)
-    if not gate.armed:
-        raise command.error(f"{command.words[0]} is not held")
-    gate.release()
-    node.last_touch_us = run.world.now_us
-    node.look()
+    name, node = _gate(run, command)
+    held = [
+        process
+        for process in run.cluster.processes()
+        if process.name == node.name and process.gates[name].armed
+    ]
+    if not held:
+        raise command.error(f"{name} is not held")
+    for process in held:
+        process.gates[name].release()
+        if not process.dead:  # what held it may have died with its process
+            process.last_touch_us = run.world.now_us
+            process.look()
 
 
-def _gate(run: "Run", command: Command) -> tuple[Gate, SimNode]:
+def _gate(run: "Run", command: Command) -> tuple[GateName, SimNode]:
+    """What a command is about, and the node where that is."""
     what, where = (*command.words, "")[:2]
     node = run.check_node(command, where)
     for name in GATES:
@@ -68,7 +76,7 @@ def _gate(run: "Run", command: Command) -> tuple[Gate, SimNode]:
                 raise command.error("this cluster has no store (store=on)")
             if name == "wire" and not isinstance(node, PrefillNode):
                 raise command.error("only a prefill node writes to a wire")
-            return node.gates[name], node
+            return name, node
     raise command.unknown("thing to hold", what, GATES)
 
 
@@ -120,13 +128,15 @@ def disconnect(run: "Run", command: Command) -> None:
 
 def retract(run: "Run", command: Command) -> None:
     """Force a retraction. Memory and priority take the same edge on a unified node. One that is
-    being retracted already is no mistake."""
+    being retracted already is no mistake, nor is one that ends because its copy fits nowhere."""
     name = command.words[0]
     for each, view in run.views(command, name):
         done = run.phases.now(each.name if view is None else view.name) == "retracted"
         for node in run.cluster.nodes.values():
             if view is not None and not done and not node.dead:
-                done = node.scheduler.retract(view.member.rid)
+                before = node.scheduler.tracer.last
+                node.scheduler.retract(view.member.rid)
+                done = node.scheduler.tracer.last != before
                 if done:
                     node.wake()
         if not done and "maybe" not in command.flags:
@@ -157,7 +167,7 @@ def _pages(run: "Run", command: Command) -> SimNode:
 def flush(run: "Run", command: Command) -> None:
     node = run.check_node(command, command.words[0])
     flushed, message = node.scheduler.flush_cache()
-    node.clients.replies.append({"flushed": flushed, "message": message})
+    node.clients.reply({"flushed": flushed, "message": message})
 
 
 def drain(run: "Run", command: Command) -> None:
@@ -166,9 +176,8 @@ def drain(run: "Run", command: Command) -> None:
 
 
 def open_session(run: "Run", command: Command) -> None:
-    name = _session(command)
+    node, name = _session(run, command)
     timeout = command.optional("timeout")
-    node = run.check_node(command)
     node.clients.open_session(name)
     node.post(
         OpenSession(
@@ -181,17 +190,19 @@ def open_session(run: "Run", command: Command) -> None:
 
 
 def close_session(run: "Run", command: Command) -> None:
-    node = run.check_node(command)
-    name = _session(command)
+    node, name = _session(run, command)
     node.clients.open_session(name)
     node.post(CloseSession(1, name))
 
 
-def _session(command: Command) -> str:
+def _session(run: "Run", command: Command) -> tuple[SimNode, str]:
+    """The session that a command names, and the node that has it."""
     what, name = command.words
     if what != "session":
         raise command.unknown("thing", what, ("session",))
-    return name
+    if run.only_worker is None:
+        raise command.error("a session is at one node, and this cluster has several")
+    return run.only_worker, name
 
 
 COMMANDS: Final[dict[str, Handler]] = {

@@ -105,7 +105,8 @@ def _state(run: "Run", command: Command, name: str) -> Test:
     run.submissions(command, name.partition("#")[0])
 
     def reached() -> bool:
-        lives = run.lives(command, name, on, state)
+        newest = {life.name.partition("@")[0]: life for life in run.lives(command, name, on, state)}
+        lives = newest.values()
         if lives and all(life.where == state for life in lives):
             return True
         passed = {

@@ -15,6 +15,7 @@ from engine.sim.conditions import check_finishes, check_on, check_phase, check_s
 from engine.sim.drive import Fault
 from engine.sim.language import Command
 from fsm.resources import RESOURCES
+from fsm.trace import MoveLine
 from transport.messages import Finish
 
 if TYPE_CHECKING:
@@ -266,13 +267,17 @@ def _order(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     known = {known for node in nodes for known in node.chart.events}
     if event not in known:
         raise command.unknown("event", event, known)
+    first: dict[str, int] = {}
+    for place, (_, line) in enumerate(run.cluster.lines):
+        if isinstance(line, MoveLine) and line.event == event:
+            first.setdefault(line.life, place)
     seen: list[tuple[int, str]] = []
     for name in names:
-        moves = [move for life in run.lives(command, name, on) for move in life.moves]
-        times = [move.seq for move in moves if move.event == event]
-        if not times:
+        lives = run.lives(command, name, on, event)
+        places = [first[life.life] for life in lives if life.life in first]
+        if not places:
             raise Fault(f"{event} never happened to {name}")
-        seen.append((times[0], name))
+        seen.append((min(places), name))
     actual = [name for _, name in sorted(seen)]
     if actual != names:
         raise Fault(f"expected {event} of {' '.join(names)}, got {' '.join(actual)}")

@@ -152,14 +152,15 @@ def lost(run: "Run", command: Command, words: tuple[str, ...]) -> None:
 
 def reply(run: "Run", command: Command, words: tuple[str, ...]) -> None:
     """``expect reply aborted=r1,r2 finished=r3 unknown=r4``, ``… flushed=no``, ``… closed=yes``,
-    ``… error="TEXT"``: the newest answer to an abort, a flush or a session call."""
+    ``… error="TEXT"``: the newest answer to an abort, a flush or a session call, of any node."""
     if words or not command.options:
         raise command.error("write 'expect reply KEY=VALUE…'")
     on = command.string("on")
-    clients = run.check_any(command, on).clients if on else run.entrance()
-    if not clients.replies:
+    nodes = [run.check_any(command, on).name] if on else run.cluster.names
+    replies = [each for name in nodes for each in run.cluster.clients_of(name).replies]
+    if not replies:
         raise Fault("nothing was asked, or nothing answered yet")
-    data = clients.replies[-1]
+    _, data = max(replies, key=lambda numbered: numbered[0])
     assert isinstance(data, dict)
     for key, value in command.options.items():
         if key == "on":

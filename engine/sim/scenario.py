@@ -1,5 +1,6 @@
 """Running one scenario file on a simulated cluster."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -53,7 +54,8 @@ class Outcome:
 class Run:
     """The state of a scenario while it runs; commands and expectations work on it."""
 
-    def __init__(self, cluster: Command) -> None:
+    def __init__(self, cluster: Command, commands: Sequence[Command] = ()) -> None:
+        """``commands`` are those that will follow."""
         self.world: Final = World()
         settings, detail = build(cluster)
         self.detail: Final[Detail] = detail
@@ -62,6 +64,7 @@ class Run:
         self.phases: Final = Phases(self.cluster)
         self.golden: Final = GoldenRuns(_alone(settings))
         self.transcript: Final[list[str]] = []
+        self._submits: Final = {each.words[0]: each for each in commands if each.verb == "submit"}
         self._shown = 0
 
     def execute(self, command: Command) -> None:
@@ -141,23 +144,37 @@ class Run:
             out += [(each, view) for view in each.views] or [(each, None)]
         return out
 
-    def lives(self, command: Command, pattern: str, on: str = "", state: str = "") -> list[Life]:
+    def rids(self, command: Command, pattern: str) -> list[str]:
+        """The rids of those that the file submits, in whatever line, and that ``pattern`` names:
+        for what is set up before a request comes."""
+        base, mark, index = pattern.partition("#")
+        found = [
+            submit.string("rid", name) + mark + index
+            for name, submit in self._submits.items()
+            if fnmatchcase(name, base) and (not mark or _has_member(submit, index))
+        ]
+        if not found:
+            raise command.unknown("request", pattern, self._submits)
+        return list(dict.fromkeys(found))
+
+    def lives(self, command: Command, pattern: str, on: str = "", word: str = "") -> list[Life]:
         """The lives of each submission or member that ``pattern`` names, on node ``on``, or on the
         side that owns the outcome: decode's, where there is one (and where its chart has
-        ``state``)."""
+        ``word``, a state or an event)."""
         base = pattern.partition("#")[0]
         names = [each.name for each in self.submissions(command, base)]
         if "#" in pattern:
             names = [pattern]
-        return [life for name in names for life in self.lives_of(name, on, state)]
+        return [life for name in names for life in self.lives_of(name, on, word)]
 
-    def lives_of(self, name: str, on: str = "", state: str = "") -> list[Life]:
-        """The lives of one submission, of every process that a node has been."""
+    def lives_of(self, name: str, on: str = "", word: str = "") -> list[Life]:
+        """The lives of one submission, of every process that a node has been, the newest last."""
         found: dict[bool, list[Life]] = {True: [], False: []}
         for node in self.cluster.processes():
-            if on in ("", node.name) and (not state or state in node.chart.by_name):
-                found[node.book.chart.name == "prefill"] += node.book.of(name)
-        return found[False] or found[True]
+            chart = node.chart
+            if on in ("", node.name) and (not word or word in (*chart.by_name, *chart.events)):
+                found[chart.name == "prefill"] += node.book.of(name)
+        return sorted(found[False] or found[True], key=lambda life: life.began)
 
     def around(self) -> str:
         """The newest part of the trace, for the message of a fault."""
@@ -185,7 +202,7 @@ def play(text: str, file: str, where: str = "") -> tuple[Outcome, Run | None]:
     if outcome.skipped:
         return outcome, None
     cluster, *commanded = (command for command in parsed if command.verb != "requires")
-    run = Run(cluster)
+    run = Run(cluster, commanded)
     run.transcript.append(f"> {cluster.text}")
     for command in commanded:
         try:
@@ -202,6 +219,11 @@ def play(text: str, file: str, where: str = "") -> tuple[Outcome, Run | None]:
     outcome.time_us, outcome.events = run.world.now_us, run.world.events
     outcome.requests = len(run.cluster.submissions())
     return outcome, run
+
+
+def _has_member(submit: Command, index: str) -> bool:
+    count = submit.integer("n", 1)
+    return index.isdecimal() and int(index) < count and count > 1
 
 
 def _alone(settings: ClusterSettings) -> NodeSettings:

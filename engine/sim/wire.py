@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+from engine.frontend import MEMBER_SUFFIX
 from engine.request import Request
 from engine.sim.follower import Blobs
 from engine.sim.gates import Gate
@@ -87,9 +88,15 @@ class WireRule:
     """The next operations of a request fail, or take longer."""
 
     rid: str
+    """Of one member, or of all that a submission has."""
     left: int
     by_us: int | None = None
     """None: they fail."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the next operation for ``request`` is one of them."""
+        rid = request.rid.partition("@")[0]
+        return self.left > 0 and self.rid in (rid, MEMBER_SUFFIX.sub("", rid))
 
 
 class SimWire:
@@ -199,7 +206,7 @@ class SimWire:
             return
         error = "the peer does not answer" if self._cut(write.peer) else ""
         for rule in self.rules:
-            if rule.left and rule.rid == write.request.rid.partition("@")[0]:
+            if rule.fits(write.request):
                 rule.left -= 1
                 if rule.by_us is not None:
                     self._world.after(rule.by_us, lambda: self._arrive(write))

@@ -155,3 +155,73 @@ def test_base_wants_rest_within_a_second_and_waits_no_longer() -> None:
 def test_a_phase_that_is_passed_through_counts_as_reached() -> None:
     text = "cluster unified=1\nsubmit r1 prompt=4 max_tokens=1\nrun until r1 state=stopping"
     assert not run_text(text, "f").faults
+
+
+PAIR = "cluster prefill=1 decode=1 router=1 host_pages=0\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "hit"),
+    [("r1", {"r1"}), ("r*", {"r1", "r2"}), ("g", {"g#0", "g#1"}), ("g#1", {"g#1"})],
+)
+def test_a_wire_is_broken_before_the_request_comes(name: str, hit: set[str]) -> None:
+    """The fault is armed by the name of what a later line submits: of a group, or of a member."""
+    text = f"cluster prefill=1 decode=1\nfail wire {name} count=9\n"
+    for request in ("r1 rid=x", "r2", "g n=2"):
+        text += f"submit {request} to=prefill-0\nsubmit {request} to=decode-0\n"
+    text += "run until idle\n"
+    for each in ("r1", "r2", "g#0", "g#1"):
+        text += f"expect {each} finished={'error' if each in hit else 'length'}\n"
+    assert not run_text(text, "f").faults
+    late = text.replace("fail", "delay").replace(" count", " by=300ms count")
+    late = late.replace("run until idle", "run 200ms").replace("finished=error", "tokens=0")
+    assert not run_text(late, "f").faults
+
+
+def test_a_state_on_a_node_is_that_of_the_newest_life_there() -> None:
+    text = PAIR + (
+        "submit r1 prompt=40\nrun until r1 tokens=3\npause decode-0 mode=retract\nrun 10ms\n"
+        "continue decode-0\nrun until r1 state=prefilling on=prefill-0 within=10ms\n"
+        "expect r1 state=prefilling phase=prefilling on=prefill-0\nrun until idle\n"
+        "expect r1 finished=length golden"
+    )
+    assert not run_text(text, "f").faults
+
+
+def test_the_order_of_events_that_only_prefill_has_and_of_two_nodes() -> None:
+    text = (
+        "cluster prefill=2 decode=1\nhold schedule prefill-0\n"
+        "submit a to=prefill-0\nsubmit a to=decode-0\nrun 1ms\n"
+        "submit b to=prefill-1\nsubmit b to=decode-0\nrun 1ms\n"
+        "release schedule prefill-0\nrun until idle\nexpect order {} {} {}"
+    )
+    for event in ("admit", "finish"):
+        assert not run_text(text.format(event, "b", "a"), "f").faults
+        (fault,) = run_text(text.format(event, "a", "b"), "f").faults
+        assert f"expected {event} of a b, got b a" in fault
+
+
+def test_what_a_process_held_can_be_released_after_its_end() -> None:
+    text = "cluster\nhold step\nsubmit r1\nrun 1ms\n{}\nrelease step\n"
+    text += "expect r1 finished=error status=503"
+    for end in ("kill unified-0", "restart unified-0"):
+        assert not run_text(text.format(end), "f").faults
+
+
+def test_a_reply_is_the_newest_of_any_node() -> None:
+    text = PAIR + (
+        "flush decode-0\nexpect reply flushed=yes\nsubmit r1\nabort r1\n"
+        "expect reply aborted=r1\nexpect reply flushed=yes on=decode-0\n"
+        "run until idle\nflush prefill-0\nexpect reply flushed=yes\nexpect reply aborted=r1"
+    )
+    (fault,) = run_text(text, "f").faults
+    assert "the reply is {'flushed': True" in fault
+
+
+def test_a_forced_retraction_without_host_memory_answers_the_request_at_once() -> None:
+    text = (
+        PAIR + "submit r1\nrun until r1 tokens=3\nretract r1\nexpect r1 finished=error status=500"
+    )
+    assert not run_text(text, "f").faults
+    (fault,) = run_text(text + "\nretract r1", "f").faults
+    assert "it is not on the device: r1 is" in fault
