@@ -47,7 +47,8 @@ class Pages(Lease):
         """How many leading pages came from the prefix cache, their KV ready to use."""
         self.quarantined = False
         self.weights: Final = kv.weights
-        """What its KV is computed under, from its first page on."""
+        """What its KV was begun under. Where they are changed in place, the rest of it is computed
+        under others."""
 
     @property
     def capacity(self) -> int:

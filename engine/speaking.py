@@ -81,7 +81,8 @@ class Speaking(SchedulerCore):
             case "grant":
                 return self._grant_frame(request, pairing)
             case "done":
-                return PeerDone(room=room, sender=sender, receiver=receiver, weights=self.weights)
+                weights = self._pages(request).weights
+                return PeerDone(room=room, sender=sender, receiver=receiver, weights=weights)
             case _:
                 return frames.parting(kind, room, sender, receiver, pairing.reason, pairing.status)
 

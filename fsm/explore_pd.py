@@ -21,6 +21,7 @@ from fsm import pauses, protocol
 from fsm.chart import Chart
 from fsm.decide import TABLES
 from fsm.decode import DECODE
+from fsm.explore_base import MIXED
 from fsm.pauses import PauseMode
 from fsm.prefill import PREFILL
 from fsm.protocol import Address
@@ -28,10 +29,9 @@ from fsm.resources import Resource
 from fsm.rules import Message, Table
 
 Frame: TypeAlias = tuple[str, int]
-"""A kind, and what it carries: a *hello* the weights of its node; a *done* those of its node, or
-``MIXED`` where they were changed in place since; an *abort* ``FAILED`` where a step or a write
-failed. ``gone`` is no frame: it is the closed socket, behind which nothing of the old process can
-arrive."""
+"""A kind, and what it carries: a *hello* the weights of its node; a *done* those of its KV; an
+*abort* ``FAILED`` where a step or a write failed. ``gone`` is no frame: it is the closed socket,
+behind which nothing of the old process can arrive."""
 
 FAILED: Final = 1
 
@@ -144,6 +144,9 @@ class Design:
     is_proof: Callable[[Message], bool] = protocol.is_proof
     due: Callable[..., Message | None] = protocol.due
     may_write: Callable[[str], bool] = protocol.may_write
+    names: Callable[[int], int] = lambda kv: 0 if kv == MIXED else kv
+    """The weights that a *done* names, of KV computed under ``kv``: those that it was begun under
+    (:class:`engine.pages.Pages`)."""
     is_outdated: Callable[[int, int, bool], bool] = lambda landed, weights, paused: (
         protocol.is_outdated(str(landed), str(weights), paused)
     )

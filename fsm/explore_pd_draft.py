@@ -76,7 +76,7 @@ class Draft:
             if kind == "hello":
                 carries = self.prefill_weights
             elif kind == "done":
-                carries = MIXED if self.leg.weights == MIXED else self.prefill_weights
+                carries = self.leg.weights
             elif kind == "abort" and self.leg.failed:
                 carries = FAILED
             self.leg = self.leg._replace(to_decode=(*self.leg.to_decode, (kind, carries)))
@@ -94,7 +94,9 @@ class Draft:
             facts = Facts(
                 launched=self.launched > 0 or self.copying,
                 outdated=message == "peer_done"
-                and design.is_outdated(min(weights, 1), self.decode_weights, self.decode_drops),
+                and design.is_outdated(
+                    design.names(weights), self.decode_weights, self.decode_drops
+                ),
             )
             decision = design.decode_table[self.place, message, facts]
             if decision.effect != "fire":
@@ -137,6 +139,8 @@ class Draft:
             raise Broken("the slot does not name the room that has landed")
         if self.emitted and not self.design.replays_first_token(1):
             raise Broken("the last token that the client has is sampled again")
+        if weights == MIXED and self.decode_weights:
+            raise Broken("KV is used that was begun under other weights")
         self.emitted, self.weights = True, weights
 
     def computes(self) -> None:

@@ -268,8 +268,10 @@ def may_write(state: str) -> bool:
 
 
 def is_outdated(landed_weights: str, weights: str, paused: bool) -> bool:
-    """The fact ``outdated`` of *done*: what has landed was computed under other weights than the
-    node's, or lands into a pause that drops KV."""
+    """The fact ``outdated`` of *done*: what has landed was begun under other weights
+    (``landed_weights``) than the node's, or lands into a pause that drops KV. KV that was finished
+    under newer ones, because prefill's were changed in place, is used where it was begun: who asked
+    for that wants requests to go on. A node that has the newer ones never takes it."""
     return paused or landed_weights != weights
 
 

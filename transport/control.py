@@ -61,7 +61,8 @@ class PeerGrant(_Frame, frozen=True, tag="grant"):
 
 
 class PeerDone(_Frame, frozen=True, tag="done"):
-    """Prefill has written everything, the slot last; the KV was computed under ``weights``."""
+    """Prefill has written everything, the slot last. The KV was begun under ``weights``, whatever
+    prefill computes under by now; all of it was, unless they were changed in place on the way."""
 
     weights: str
 

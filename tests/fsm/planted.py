@@ -367,6 +367,14 @@ PLANTED = (
         pauses=EVERY,
     ),
     Planted(
+        "done names the weights of prefill, and not those of its KV",
+        _design(names=lambda kv: min(kv, 1)),
+        Budget(rebuilds=2),
+        "KV is used that was begun under other weights",
+        16,
+        pauses=EVERY,
+    ),
+    Planted(
         "a pause that drops KV forgets who decodes",
         _design(due=due_but_for_decoding),
         R1,
