@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Final
 
@@ -75,6 +76,8 @@ class DecodeScheduler(PairedScheduler):
         self._mint = mint
         self._workers = workers
         self._host_total = host_pages
+        self._grants: Counter[str] = Counter()
+        """Requests that are receiving, by prefill node: a step must not cost a look at them all."""
         self._copies: dict[int, Request] = {}
         self._tickets = 0
         self.held_timeout_s = HELD_TIMEOUT_S
@@ -105,6 +108,8 @@ class DecodeScheduler(PairedScheduler):
         )
         for life in admission.admit:
             request = candidates[life]
+            if not self._is_ready(request):
+                continue  # a grant that was made just now was the last that its prefill may have
             ok = self._grant(request) if request.state == "waiting" else self._restore(request)
             if not ok:
                 break
@@ -114,15 +119,15 @@ class DecodeScheduler(PairedScheduler):
 
     def _candidate(self, request: Request) -> Candidate:
         pages = self.kv.pages_for(self._extent(request))
-        ready = not request.withheld and not (
-            request.state == "waiting" and self._granted(request) >= GRANTS_A_PREFILL
-        )
-        return Candidate(request.life, pages, 0, request.overtaken, ready)
+        return Candidate(request.life, pages, 0, request.overtaken, self._is_ready(request))
 
-    def _granted(self, request: Request) -> int:
-        """Grants that the request's prefill node has now."""
-        node = self._pairing(request).node
-        return sum(r.state == "receiving" for r in self.rooms.of_peer(node))
+    def _is_ready(self, request: Request) -> bool:
+        if request.withheld:
+            return False
+        return (
+            request.state != "waiting"
+            or self._grants[self._pairing(request).node] < GRANTS_A_PREFILL
+        )
 
     def _extent(self, request: Request) -> int:
         """Positions that a request may ever need."""
@@ -176,6 +181,8 @@ class DecodeScheduler(PairedScheduler):
 
     def _after(self, request: Request, edge: Edge, cause: Message | None) -> None:
         super()._after(request, edge, cause)
+        if "receiving" in (edge.source, edge.target):
+            self._grants[self._pairing(request).node] += 1 if edge.target == "receiving" else -1
         if edge.target == "draining":
             self.kv.quarantine(self._pages(request))
         elif edge.target == "retracted":

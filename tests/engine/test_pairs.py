@@ -211,3 +211,20 @@ def test_what_was_said_before_a_request_arrived_is_the_cause_of_what_it_does() -
     assert (moves[0].cause, moves[0].boot) == ((PREFILL, 1), "")
     told = next(x for x in pair.traces[DECODE] if isinstance(x, MoveLine) and x.event == "abort")
     assert (moves[1].cause, moves[1].boot) == ((DECODE, told.seq), "D")
+
+
+def test_a_prefill_has_so_many_grants_at_a_time_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Granted memory idles until it is written: also those of one step are counted."""
+    monkeypatch.setattr("engine.decode_scheduler.GRANTS_A_PREFILL", 2)
+    rng = Random(0)
+    pair, messages = Pair(0), submissions(rng, 8)
+    most = 0
+    for message in messages:
+        pair.submit(message, prefill_first=True)
+    while pair.decode.roster.live:
+        pair.turn(rng.randrange(10))
+        most = max(most, sum(r.state == "receiving" for r in pair.decode.roster.lives.values()))
+    assert most == 2
+    check(pair, messages, disturbed=False)
