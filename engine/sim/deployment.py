@@ -130,6 +130,12 @@ class Cluster:
         for router in self.routers.values():
             router.catch_up()
 
+    def end(self) -> None:
+        """The run is over: whoever is alive ends its trace, as a process that stops does."""
+        for node in self.nodes.values():
+            if not node.dead:
+                node.scheduler.tracer.footer(node.scheduler.at_rest)
+
     @property
     def idle(self) -> bool:
         """Nothing is under way anywhere."""

@@ -218,6 +218,8 @@ def play(text: str, file: str, where: str = "") -> tuple[Outcome, Run | None]:
     outcome.trace = "\n".join(run.transcript) + "\n"
     outcome.time_us, outcome.events = run.world.now_us, run.world.events
     outcome.requests = len(run.cluster.submissions())
+    if not outcome.faults:
+        run.cluster.end()
     return outcome, run
 
 

@@ -64,8 +64,6 @@ def story(text: str, skew: str = "") -> Story:
     outcome, run = play(text.format(skew=skew), "causes.scenario")
     assert outcome.faults == []
     assert run is not None
-    for process in run.cluster.nodes.values():
-        process.scheduler.tracer.footer(process.scheduler.at_rest)
     return {trace.header.boot_id: _lines(trace) for trace in traces_of(run)}
 
 

@@ -130,6 +130,36 @@ def test_traces_are_written_for_what_reads_traces(
     assert "cause=prefill-0:" in capsys.readouterr().out
 
 
+def test_traces_of_a_run_are_whole_but_those_of_processes_that_were_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = tmp_path / "pair.scenario"
+    out = tmp_path / "out"
+
+    def check(text: str) -> tuple[int, str]:
+        """The exit code of `check --complete` for the traces of this run, and what it says."""
+        for path in out.iterdir() if out.exists() else ():
+            path.unlink()
+        cluster = "cluster prefill=1 decode=1 router=1 pages=64\n"
+        pair.write_text(cluster + "submit r1 prompt=20 max_tokens=9\n" + text, encoding="utf-8")
+        main(["run", "--traces", str(out), str(pair)])
+        capsys.readouterr()
+        code = main(["check", "--complete", *map(str, sorted(out.iterdir()))])
+        return code, capsys.readouterr().out
+
+    assert check("run until idle")[0] == FITS
+    code, said = check("run until r1 tokens=3")
+    assert code == FAULTS
+    assert "the node stopped before it was at rest" in said, "it did not leak: the file ended"
+    assert "it has no footer" not in said
+    code, said = check("run until idle\nkill prefill-0\nrestart prefill-0\nrun 1s")
+    assert code == FAULTS
+    assert "pair.prefill-0@prefill-0.1.jsonl:10: truncated: it has no footer" in said
+    assert "\n1 fault in " in said
+    code, said = check("run until idle\nexpect r1 tokens=3")
+    assert said.count(": truncated: it has no footer") == 2, "a fault is no orderly end"
+
+
 def test_help_tells_the_whole_story(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(["run", "--help"])
