@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.sim.drive import RUN_LIMIT_US, Fault
 from engine.sim.language import Command
-from engine.sim.vocabulary import BadValue, Word, duration
+from engine.sim.values import BadValue, Word, duration
 from fsm.resources import PHASES
 from fsm.trace import MoveLine
 from transport.messages import Finish

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from engine.sim.vocabulary import VERBS, BadValue, Verb, Word
+from engine.sim.values import BadValue, Word
+from engine.sim.vocabulary import VERBS, Verb
 
 REPEAT_LIMIT: Final = 100_000
 """Commands that one file may expand to."""

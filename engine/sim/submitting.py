@@ -12,7 +12,7 @@ from engine.sim.node import SimNode
 from engine.sim.node_expectations import RESERVED
 from engine.sim.paired_node import PairedNode
 from engine.sim.router_node import RouterNode
-from engine.sim.vocabulary import Golden, Prefix, Span
+from engine.sim.values import Golden, Prefix, Span
 from engine.sim.world import US_PER_S
 from transport.messages import OpenSession, SamplingParams, Submit
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.sim.language import ScenarioError, parse
 from engine.sim.scenario import run_text
-from engine.sim.vocabulary import Golden, Prefix, Span
+from engine.sim.values import Golden, Prefix, Span
 
 CLUSTER = "cluster unified=1 pages=64 page_size=16\n"
 
