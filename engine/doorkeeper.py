@@ -1,16 +1,16 @@
 """Rooms in which nobody of this node is: who knocked too early, and how those who left ended.
 
-:class:`fsm.protocol.Doors` decides what is answered and what is kept; this class keeps the frames
+:class:`fsm.protocol.Doors` decides what is answered and what is kept; here are the frames
 themselves, where they came from, and the words of an ending."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from engine import frames
+from engine.pairing import boot_of
 from fsm.protocol import Address, Doors, FrameKind, Role
-from transport.control import Origin, PeerAbort, PeerFrame, PeerHello, PeerReject
+from transport.control import Origin, PeerFrame
 
 DOOR_CAPACITY: Final = 4096
 """Rooms remembered, of each kind; the oldest is forgotten first."""
@@ -18,11 +18,10 @@ UNKNOWN_ROOM: Final = "the other half of this request has ended"
 
 
 class Early(NamedTuple):
-    """What was said to a room before its request arrived."""
+    """What was said to a room before its request arrived, and the node that said it."""
 
     node: str
     kind: FrameKind
-    sender: str
     frame: PeerFrame
 
 
@@ -39,50 +38,39 @@ class Doorkeeper:
     """Answers for rooms without a life, from a bounded memory."""
 
     def __init__(self, role: Role) -> None:
-        self._doors: Final = Doors(DOOR_CAPACITY, role)
-        self._early: Final[OrderedDict[str, tuple[str, PeerFrame]]] = OrderedDict()
-        self._endings: Final[OrderedDict[str, _Ending]] = OrderedDict()
+        self._doors: Final = Doors[tuple[str, PeerFrame], _Ending](DOOR_CAPACITY, role)
 
     def knock(self, node: str, frame: PeerFrame) -> list[PeerFrame]:
         """A frame of ``node`` for nobody of this node: what it is answered."""
+        ending = self._doors.words(frame.room) or _UNKNOWN
         address = Address(frame.room, frame.sender, frame.receiver)
-        ending = self._endings.get(frame.room, _UNKNOWN)
-        replies = self._doors.knock(frames.KINDS[type(frame)], address)
-        if isinstance(frame, (PeerHello, PeerAbort, PeerReject)):
-            self._early[frame.room] = (node, frame)
-            while len(self._early) > DOOR_CAPACITY:
-                self._early.popitem(last=False)
+        replies = self._doors.knock(frames.KINDS[type(frame)], address, (node, frame))
         return [frames.at_door(kind, frame, *ending) for kind in replies]
 
     def arrived(self, room: str) -> Early | None:
         """The request of ``room`` is here: what was said to it before."""
         early = self._doors.arrived(room)
-        kept = self._early.pop(room, None)
-        if early is None or kept is None:
+        if early is None:
             return None
-        node, frame = kept
-        return Early(node, early[0], early[1].sender, frame)
+        kind, _, (node, frame) = early
+        return Early(node, kind, frame)
 
     def ended(
         self, room: str, how: FrameKind, message: str, status: int | None, origin: Origin | None
     ) -> None:
         """Whoever asks for ``room`` from now on is told how its life ended; ``origin`` says where
         that is traced."""
-        self._doors.ended(room, how)
-        self._endings[room] = _Ending(message or UNKNOWN_ROOM, status, origin)
-        while len(self._endings) > DOOR_CAPACITY:
-            self._endings.popitem(last=False)
+        self._doors.ended(room, how, _Ending(message or UNKNOWN_ROOM, status, origin))
 
     def has_ended(self, room: str) -> bool:
-        return room in self._endings
+        return self._doors.words(room) is not None
 
-    def forget(self, node: str, boot_id: str) -> None:
-        """A peer's process is gone: what it had said counts no more. ``boot_id`` is empty if it was
-        never heard."""
-        if boot_id:
-            self._doors.forget_peer(boot_id)
-        for room in [room for room, (sender, _) in self._early.items() if sender == node]:
-            del self._early[room]
+    def forget(self, node: str, successor: str) -> None:
+        """A process of ``node`` is gone: what it had said counts no more. ``successor`` is the boot
+        id of the one that is there now, empty if none is known."""
+        self._doors.forget(
+            lambda address, said: said[0] == node and boot_of(address.sender) != successor
+        )
 
     def counts(self) -> dict[str, int]:
         """Tombstones, for the ledger's view."""

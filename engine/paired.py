@@ -88,8 +88,12 @@ class PairedScheduler(Presence):
     def peer_closed(self, node: str) -> None:
         """The socket to a peer was closed, or its process is gone: it writes no more."""
         self._now()
-        self.doors.forget(node, self.peers.closed(node))
+        self.peers.closed(node)
         self._process_gone(node, "")
+
+    def _process_gone(self, node: str, successor: str) -> None:
+        self.doors.forget(node, successor)
+        super()._process_gone(node, successor)
 
     def _peer_frame(self, node: str, frame: PeerFrame) -> None:
         message = protocol.READS[self.role].get(frames.KINDS[type(frame)])
@@ -247,16 +251,17 @@ class PairedScheduler(Presence):
         """Whoever said hello before is told; whoever says it later is told at the door."""
         self._tell(request, pairing, protocol.on_moved(self.role, edge, None, pairing.met))
         early = self.doors.arrived(pairing.room)
-        if early is not None and early.kind == "hello":
-            pairing.life = early.sender
-            self._send(early.node, self._frame("reject", request, pairing))
+        if early is not None:
+            pairing.life = early.frame.sender
+            for kind in protocol.on_refused(early.kind, "reject"):
+                self._send(early.node, self._frame(kind, request, pairing))
         self._end_room(pairing, "reject")
 
     def _enqueued(self, request: Request) -> None:
         """What was said to the room before the request arrived counts now."""
         pairing = self._pairing(request)
         early = self.doors.arrived(pairing.room)
-        if early is not None and frames.KINDS[type(early.frame)] == early.kind:
+        if early is not None:
             message = protocol.READS[self.role][early.kind]
             submission, self.tracer.cause = self.tracer.cause, frames.cause_of(early.frame)
             self._hear(request, pairing, early.node, message, early.frame)

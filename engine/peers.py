@@ -1,7 +1,7 @@
 """Who is there: the nodes that a paired node works with, by what is heard of them.
 
 Nodes, processes and rooms are names here. What silence, a new process or a missing room means for
-a request is decided in :mod:`engine.paired`."""
+a request is decided in :mod:`engine.presence`."""
 
 from __future__ import annotations
 
@@ -57,10 +57,9 @@ class Peers:
             peer.heard_at, peer.silent = now, False
         return succeeded
 
-    def closed(self, node: str) -> str:
-        """The node is gone; the boot id of its process, empty if it was never heard."""
-        peer = self._peers.pop(node, None)
-        return peer.boot_id if peer is not None else ""
+    def closed(self, node: str) -> None:
+        """The node is gone, or was never there."""
+        self._peers.pop(node, None)
 
     def answers(self, node: str) -> bool:
         """Whether the node was heard of, and is neither gone nor silent."""

@@ -28,7 +28,7 @@ How a scheduler uses it
 7.  **The peer.** A closed socket, a new boot id and an unknown room are ``peer_gone``: its process,
     or that life, cannot write any more. Two missed heartbeats are only ``peer_missed``: a frozen
     process may wake up and go on writing, so nothing is released for it. After ``peer_gone`` of a
-    process, call :meth:`Doors.forget_peer`.
+    process, call :meth:`Doors.forget`.
 8.  **Landing.** :func:`is_outdated` is the fact of the same name; :func:`replays_first_token` says
     whether the slot's token was emitted before; :func:`clears_slot` says when a slot is zeroed,
     which is before its lease is released.
@@ -38,8 +38,8 @@ How a scheduler uses it
 Frames between two lives keep their order. Any of them may be lost, repeated or late."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from fsm.chart import Chart, Edge
 from fsm.decode import DECODE
@@ -339,42 +339,52 @@ def on_refused(early: FrameKind | None, how: FrameKind) -> Frames:
     return (how,) if early == "hello" else NOTHING
 
 
+_Said = TypeVar("_Said")
+_Words = TypeVar("_Words")
 _Value = TypeVar("_Value")
 
 
-class Doors:
+class Doors(Generic[_Said, _Words]):
     """A node's bounded memory of rooms without a life: what was said before the request arrived
-    (prefill), and how lives ended that somebody may still ask for."""
+    (prefill), and how lives ended that somebody may still ask for. Whatever belongs to a frame
+    (``said``) or to an ending (``words``) is kept with it, and not looked at."""
 
     def __init__(self, capacity: int, role: Role = "prefill") -> None:
         """``capacity`` in rooms, of each kind; the oldest is forgotten first."""
         self.capacity: Final = capacity
         self.role: Final = role
-        self._early: OrderedDict[str, tuple[FrameKind, Address]] = OrderedDict()
-        self._ended: OrderedDict[str, FrameKind] = OrderedDict()
+        self._early: OrderedDict[str, tuple[FrameKind, Address, _Said]] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[FrameKind, _Words]] = OrderedDict()
 
-    def knock(self, kind: FrameKind, address: Address) -> Frames:
+    def knock(self, kind: FrameKind, address: Address, said: _Said) -> Frames:
         """A frame for nobody: what is answered."""
-        outcome = knock(kind, address.receiver, self._ended.get(address.room), self.role)
+        ended = self._ended.get(address.room)
+        tombstone = ended[0] if ended is not None else None
+        outcome = knock(kind, address.receiver, tombstone, self.role)
         if outcome.keep:  # the last word counts
-            self._put(self._early, address.room, (kind, address))
+            self._put(self._early, address.room, (kind, address, said))
         return outcome.reply
 
-    def arrived(self, room: str) -> tuple[FrameKind, Address] | None:
+    def arrived(self, room: str) -> tuple[FrameKind, Address, _Said] | None:
         """What was said to this room before its request arrived: it is delivered right after
         ``enqueue``. If the request is refused, :func:`on_refused` answers it."""
         self._ended.pop(room, None)
         return self._early.pop(room, None)
 
-    def ended(self, room: str, how: FrameKind) -> None:
+    def ended(self, room: str, how: FrameKind, words: _Words) -> None:
         """The life of this room has ended: *reject* at the door, *abort* otherwise."""
-        self._put(self._ended, room, how)
+        self._put(self._ended, room, (how, words))
 
-    def forget_peer(self, boot_id: str) -> None:
+    def words(self, room: str) -> _Words | None:
+        """The words of the ending of this room; None if it has not ended, or is forgotten."""
+        ended = self._ended.get(room)
+        return ended[1] if ended is not None else None
+
+    def forget(self, gone: Callable[[Address, _Said], bool]) -> None:
         """A peer's process is gone: what its lives had said to rooms without a life counts no
         more, so that no request meets a life that cannot answer."""
-        for room, (_, address) in list(self._early.items()):
-            if address.sender.startswith(f"{boot_id}:"):
+        for room, (_, address, said) in list(self._early.items()):
+            if gone(address, said):
                 del self._early[room]
 
     def counts(self) -> dict[str, int]:

@@ -148,30 +148,32 @@ def test_a_slot_is_cleared_when_it_is_given_back() -> None:
 
 
 def test_the_last_thing_said_before_a_request_arrives_counts_when_it_does() -> None:
-    doors = Doors(4)
-    assert doors.knock("hello", HELLO) == ()
-    assert doors.arrived("room 1") == ("hello", HELLO)
+    doors = Doors[str, str](4)
+    assert doors.knock("hello", HELLO, "first") == ()
+    assert doors.arrived("room 1") == ("hello", HELLO, "first")
     assert doors.arrived("room 1") is None, "once"
-    doors.knock("hello", HELLO)
-    doors.knock("abort", HELLO)
-    assert doors.arrived("room 1") == ("abort", HELLO)
+    doors.knock("hello", HELLO, "first")
+    doors.knock("abort", HELLO, "second")
+    assert doors.arrived("room 1") == ("abort", HELLO, "second")
 
 
 @pytest.mark.parametrize("how", ["reject", "abort"])
 def test_a_tombstone_answers_a_late_hello(how: FrameKind) -> None:
-    doors = Doors(4)
-    doors.ended("room 1", how)
-    assert doors.knock("hello", HELLO) == (how,)
-    assert doors.knock("abort", HELLO) == ()
+    doors = Doors[str, str](4)
+    doors.ended("room 1", how, "why")
+    assert doors.words("room 1") == "why"
+    assert doors.knock("hello", HELLO, "first") == (how,)
+    assert doors.knock("abort", HELLO, "second") == ()
     assert doors.counts() == {"early_frames": 0, "ended_rooms": 1}
     assert doors.arrived("room 1") is None
-    assert doors.knock("hello", HELLO) == (), "a new request in this room waits for its peer"
+    assert doors.words("room 1") is None, "its end is that of another life"
+    assert doors.knock("hello", HELLO, "first") == (), "a new request waits for its peer"
 
 
 def test_a_life_that_is_over_answers_what_somebody_waits_for() -> None:
-    doors = Doors(4)
+    doors = Doors[str, str](4)
     late = HELLO._replace(receiver="prefill:9")
-    assert {kind: doors.knock(kind, late) for kind in KINDS} == {
+    assert {kind: doors.knock(kind, late, "") for kind in KINDS} == {
         "hello": ("abort",),
         "grant": ("abort", "quiet"),
         "abort": ("quiet",),
@@ -184,10 +186,10 @@ def test_a_life_that_is_over_answers_what_somebody_waits_for() -> None:
 
 
 def test_decode_keeps_nothing_and_tells_only_who_says_hello_that_the_life_is_over() -> None:
-    doors = Doors(4, "decode")
+    doors = Doors[str, str](4, "decode")
     late = Address("room 1", "prefill:1", "decode:9")
     for kind in KINDS:
-        assert doors.knock(kind, late) == (("abort",) if kind == "hello" else ())
+        assert doors.knock(kind, late, "") == (("abort",) if kind == "hello" else ())
     assert doors.counts() == {"early_frames": 0, "ended_rooms": 0}
     assert set(READS["prefill"]) >= {"abort"}
 
@@ -207,19 +209,19 @@ def test_a_request_that_ends_at_the_door_answers_who_had_knocked() -> None:
 
 
 def test_doors_are_bounded_and_forget_the_oldest() -> None:
-    doors = Doors(2)
+    doors = Doors[str, str](2)
     for n in range(5):
-        doors.knock("hello", HELLO._replace(room=f"early {n}"))
-        doors.ended(f"ended {n}", "abort")
+        doors.knock("hello", HELLO._replace(room=f"early {n}"), "")
+        doors.ended(f"ended {n}", "abort", "")
     assert doors.counts() == {"early_frames": 2, "ended_rooms": 2}
     assert doors.arrived("early 2") is None
     assert doors.arrived("early 3") is not None
 
 
 def test_what_a_process_said_is_forgotten_with_it() -> None:
-    doors = Doors(4)
-    doors.knock("hello", HELLO)
-    doors.knock("hello", Address("room 2", "other:1", None))
-    doors.forget_peer("decode")
+    doors = Doors[str, str](4)
+    doors.knock("hello", HELLO, "first")
+    doors.knock("hello", Address("room 2", "other:1", None), "")
+    doors.forget(lambda address, said: address.sender.startswith("decode:"))
     assert doors.arrived("room 1") is None
     assert doors.arrived("room 2") is not None
