@@ -1,4 +1,4 @@
-"""Fast-forward: which of a node's next steps are uneventful.
+"""Fast-forward: which of a node's next steps are uneventful, and how they are made up for.
 
 While nothing arrives, nobody ends, nobody comes and nobody needs a page, a decoding node repeats
 one turn: a step ends, it is committed, the next is launched, and clients get a token each. In a
@@ -58,6 +58,36 @@ def uneventful(node: "SimNode") -> int:
         if any(item.life not in device or not item.sample for item in step.items):
             return 0
     return max(0, _shortest(device.values()))
+
+
+def make_up(node: "SimNode", owed: list[tuple[int, int]]) -> None:
+    """Do what the steps are owed that ended while the node dozed, each at its own time.
+
+    ``owed`` is when each of them ended, in microseconds, and the place of its turn in that instant.
+    """
+    world, scheduler = node.world, node.scheduler
+    when_us, place = owed[-1]
+    # What is being run now may stand between the end of the last step and the turn it causes.
+    due = when_us == world.now_us and world.place < place
+    times = [when for when, _ in owed[: len(owed) - due]]
+    before = scheduler.tracer.last
+    node.turn_due = True
+    for when in times:
+        node.behind_us = world.now_us - when
+        node.runner.repay(when)
+        node.commit()
+        if scheduler.launch() is None:
+            raise Eventful(f"{node.name}: that nothing is launched was not foreseen")
+    node.behind_us = 0
+    for frame in scheduler.flush():
+        node.clients.receive(frame, node.model.weights, times)
+    if scheduler.tracer.last != before:
+        raise Eventful(f"{node.name}: trace line {scheduler.tracer.last} was not foreseen")
+    if due:
+        node.runner.repay(when_us)
+        world.take(place, node.turn)
+    else:
+        node.turn_due = False
 
 
 def _shortest(requests: Iterable[Request]) -> int:

@@ -16,9 +16,10 @@ from engine.hash_model import HashModel
 from engine.scheduler import ModelFacts, Scheduler
 from engine.sim.book import Book
 from engine.sim.client import Clients
-from engine.sim.fast_forward import Eventful, uneventful
+from engine.sim.fast_forward import make_up, uneventful
 from engine.sim.gates import GATES, Gate, GateName
 from engine.sim.ranks import Ranks, RankSettings
+from engine.sim.rest import EXHAUST, due_from_us, unrest
 from engine.sim.runner import DEFAULT_COSTS, Costs, Done, SimRunner
 from engine.sim.store import VirtualStore
 from engine.sim.world import US_PER_S, World
@@ -35,9 +36,6 @@ from transport.messages import (
     Submit,
     ToEngine,
 )
-
-EXHAUST: Final = "scenario:exhaust"
-"""Owner of pages that a scenario takes away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,9 @@ class SimNode:
         """Something has happened here since the last check."""
         self.skew_us = 0
         """How far its clock is ahead."""
-        self._behind_us = 0
+        self.turn_due = False
+        """A turn is among the events of the world."""
+        self.behind_us = 0
         """How far the turn that is being made up for lies in the past."""
         self.forwards: Final[Counter[str]] = Counter()
         """How many launched steps contained each life."""
@@ -127,8 +127,8 @@ class SimNode:
         self.last_touch_us = 0
         """When a scenario last interfered: a release or a restore, from which rest is due."""
         self._inbox: deque[tuple[ToEngine, str]] = deque()
-        self._results: deque[Done] = deque()
-        self._turn_due = False
+        self.results: Final[deque[Done]] = deque()
+        """What the device has finished, and is not committed."""
         self._alarm: float | None = None
         self._alarm_us: int | None = None
         self.fast_forward = False
@@ -153,7 +153,7 @@ class SimNode:
 
     def clock(self) -> float:
         """Seconds, as this node's own clock shows them."""
-        return (self.world.now_us - self._behind_us + self.skew_us) / US_PER_S
+        return (self.world.now_us - self.behind_us + self.skew_us) / US_PER_S
 
     # --- what the scheduler sees ---
 
@@ -176,9 +176,9 @@ class SimNode:
 
     def wake(self) -> None:
         self.catch_up()
-        if not self._turn_due:
-            self._turn_due = True
-            self.world.after(0, self._turn)
+        if not self.turn_due:
+            self.turn_due = True
+            self.world.after(0, self.turn)
 
     def look(self) -> None:
         """A gate has changed."""
@@ -220,38 +220,18 @@ class SimNode:
     # --- rest ---
 
     def unrest(self) -> list[str]:
-        """Why this node is not back at its start (invariant 8); empty when it is. Pages that the
-        scenario itself has taken away are not missed."""
-        faults = []
-        exhausted = len(self.scheduler.kv.pool.pages_of(EXHAUST))
-        for name, now in self.ledger().items():
-            taken = exhausted if name == "pages" else 0
-            total = self.at_start[name].total - taken
-            if (now.held, now.quarantined) != (taken, 0) or now.free + now.cached != total:
-                faults.append(f"{name}: {_counts(now)}, owners {self._owners(name)}")
-        faults += [f"{life.name} is {life.where}" for life in self.book.open]
-        if self.runner.queue or self._results:
-            faults.append(f"{len(self.runner.queue) + len(self._results)} launched works are open")
-        if not self.scheduler.at_rest and not exhausted:
-            faults.append("the scheduler does not say that it is at rest")
-        if len(self.clients.table):
-            faults.append(f"frontend_records: {[record.rid for record in self.clients.table]}")
-        faults += [f"{each.name} has no answer" for each in self.clients.open]
-        return faults + self.ranks.behind
+        """Why this node is not back at its start; empty when it is."""
+        return unrest(self)
 
     @property
     def rest_due_from_us(self) -> int:
         """The last terminal answer or fence: from here on rest may take one second."""
-        ends = [self.clients.last_answer_us, self.runner.last_end_us, self.last_touch_us]
-        ends.append(self.ranks.last_end_us)
-        if self.store is not None:
-            ends.append(self.store.last_end_us)
-        return max(ends)
+        return due_from_us(self)
 
     @property
     def idle(self) -> bool:
         """Nothing is under way, in the front end or behind it."""
-        busy = self._inbox or self._turn_due or self.runner.queue or len(self.clients.table)
+        busy = self._inbox or self.turn_due or self.runner.queue or len(self.clients.table)
         return not busy and not self.unrest()
 
     # --- the loop ---
@@ -261,11 +241,12 @@ class SimNode:
             return
         self.touched = True
         self.ranks.executed(done)
-        self._results.append(done)
+        self.results.append(done)
         self.wake()
 
-    def _turn(self) -> None:
-        self._turn_due = False
+    def turn(self) -> None:
+        """One turn of the production loop."""
+        self.turn_due = False
         if self.dead or self.frozen:
             return
         self.touched = True
@@ -274,7 +255,7 @@ class SimNode:
             self._handle(*self._inbox.popleft())
         self._hear()
         scheduler.tick()
-        self._commit()
+        self.commit()
         scheduler.poll_store()
         self._poll()
         launched, before = False, scheduler.tracer.last
@@ -289,33 +270,9 @@ class SimNode:
             self.runner.doze(steps, self._alarm_us)
 
     def catch_up(self) -> None:
-        """Do what the steps are owed that ended while this node dozed, each at its own time."""
-        owed = self.runner.wake() if self.fast_forward else []
-        if not owed:
-            return
-        world, scheduler = self.world, self.scheduler
-        when_us, place = owed[-1]
-        # What is being run now may stand between the end of the last step and the turn it causes.
-        due = when_us == world.now_us and world.place < place
-        times = [when for when, _ in owed[: len(owed) - due]]
-        before = scheduler.tracer.last
-        self._turn_due = True
-        for when in times:
-            self._behind_us = world.now_us - when
-            self.runner.repay(when)
-            self._commit()
-            if scheduler.launch() is None:
-                raise Eventful(f"{self.name}: that nothing is launched was not foreseen")
-        self._behind_us = 0
-        for frame in scheduler.flush():
-            self.clients.receive(frame, self.model.weights, times)
-        if scheduler.tracer.last != before:
-            raise Eventful(f"{self.name}: trace line {scheduler.tracer.last} was not foreseen")
-        if due:
-            self.runner.repay(when_us)
-            world.take(place, self._turn)
-        else:
-            self._turn_due = False
+        """Whatever touches this node first lets it do what it has dozed through."""
+        if self.fast_forward and (owed := self.runner.wake()):
+            make_up(self, owed)
 
     def _hear(self) -> None:
         """Take what peers have said."""
@@ -326,17 +283,18 @@ class SimNode:
     def _speak(self) -> None:
         """Send what there is to say to peers."""
 
-    def _commit(self) -> None:
-        while self._results:
-            done = self._results[0]
+    def commit(self) -> None:
+        """Hand the results of the device to the scheduler, as the gate lets them through."""
+        while self.results:
+            done = self.results[0]
             if isinstance(done, StepResult):
                 if not self.gates["commit"].passes():
                     return
-                self._results.popleft()
+                self.results.popleft()
                 self.scheduler.commit(done)
                 self.steps_committed += 1
             else:
-                self._results.popleft()
+                self.results.popleft()
                 self.scheduler.pages_done(done)
 
     def _may_launch(self) -> bool:
@@ -372,12 +330,3 @@ class SimNode:
     def _ring(self) -> None:
         self._alarm = self._alarm_us = None
         self.wake()
-
-    def _owners(self, name: str) -> dict[str, int]:
-        owners = self.scheduler.ledger[name].owners()
-        lives = self.book.lives
-        return {lives[who].name if who in lives else who: units for who, units in owners.items()}
-
-
-def _counts(counts: PoolCounts) -> str:
-    return " ".join(f"{key}={value}" for key, value in counts.as_dict().items())
