@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from engine.batch import Batch, PageExport, PageImport
 
 
 class LifecycleBug(AssertionError):  # noqa: N818 - it names what it is
     """An invariant is broken. Never an operating error: the process must not go on."""
-
-
-PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
 
 
 class Runner(Protocol):

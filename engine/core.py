@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 
 from engine import endings
 from engine.arrivals import Arrivals
-from engine.basics import LifecycleBug, ModelFacts, PauseMode, Runner
+from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.config import EngineConfig
 from engine.deadlines import Timer
 from engine.groups import member_of
@@ -33,7 +33,9 @@ from engine.request import Request
 from engine.sessions import SessionError
 from engine.stepping import Stepping
 from engine.store import PageStore
+from fsm import pauses
 from fsm.ledger import Lease
+from fsm.pauses import PauseMode
 from fsm.resources import Resource
 from fsm.rules import Facts
 from fsm.trace import Sink
@@ -236,8 +238,7 @@ class SchedulerCore(Stepping):
         Idempotent. A second pause in another mode can go further, and takes nothing back.
         """
         now = self._now()
-        if self.pause_mode in (None, "in_place"):
-            self.pause_mode = mode
+        self.pause_mode = pauses.after_pause(self.pause_mode, mode)
         self._deadlines.freeze(now)
         if mode == "abort":
             self.abort(Abort(all=True))

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 from engine.accounts import Accounts
 from engine.answers import Outbox
-from engine.basics import LifecycleBug, ModelFacts, PauseMode, Runner
+from engine.basics import LifecycleBug, ModelFacts, Runner
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
 from engine.groups import GroupBook
@@ -27,10 +27,12 @@ from engine.spans import SpanBook
 from engine.steps import Steps
 from engine.store import PageStore
 from engine.stored import StoredKv
+from fsm import pauses
 from fsm.chart import Actor, Chart, Edge, Move
 from fsm.decide import decide
 from fsm.driver import Driver, Subject
 from fsm.ledger import Lease, Ledger, Pool, SlotLease, SlotPool
+from fsm.pauses import PauseMode
 from fsm.resources import Resource
 from fsm.rules import Decision, Facts, Message
 from fsm.trace import Sink, Tracer
@@ -144,12 +146,12 @@ class Lifecycle(ABC):
     @property
     def frozen(self) -> bool:
         """Nothing is launched."""
-        return self.pause_mode is not None
+        return pauses.is_frozen(self.role, self.pause_mode)
 
     @property
     def drops_kv(self) -> bool:
         """The pause gives all KV back."""
-        return self.pause_mode in ("abort", "retract")
+        return pauses.drops_kv(self.pause_mode)
 
     # --- moving requests ---
 

@@ -23,7 +23,7 @@ from engine.pairing import Pairing
 from engine.policy import Candidate, admit, tokens_ahead
 from engine.request import Request
 from engine.store import PageStore
-from fsm import protocol
+from fsm import pauses, protocol
 from fsm.chart import Chart, Edge
 from fsm.ledger import CountPool, Exhausted, Lease, Pool
 from fsm.prefill import BASE_KIT, PREFILL
@@ -74,17 +74,12 @@ class PrefillScheduler(PairedScheduler):
         self.senders = CountPool("senders", 2 * self.config.max_running_requests)
         return [*super()._role_pools(), self.senders]
 
-    @property
-    def frozen(self) -> bool:
-        """A pause that drops KV lets what is being computed finish; see :meth:`_runnable`."""
-        return self.pause_mode == "in_place"
-
     def _runnable(self) -> list[Request]:
         """Admit granted requests while rows, pages, and the prompt budget last.
 
         A pause that drops KV lets prompts that are being computed run to their end: nothing here
         can be computed again later, and decode does not use what lands into its own pause."""
-        if self.pause_mode is not None:
+        if not pauses.admits(self.pause_mode):
             return []
         prompts = self._prompts()
         candidates = {r.life: r for r in self.roster.queue.first(QUEUE_SCAN)}

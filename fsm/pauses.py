@@ -1,10 +1,8 @@
-"""What a pause does to a node, in each of its modes: pure, and shared by what explores it.
+"""What a pause does to a node, in each of its modes: pure, asked by schedulers and by exploration.
 
 ``abort`` ends every request that is there. ``in_place`` keeps everything as it is. ``retract``
 gives all KV back and keeps the tokens. What arrives meanwhile is queued, in every mode.
-
-:class:`engine.core.SchedulerCore` and its roles behave like this; ``tests/fsm/test_pauses.py``
-compares them for every role and every sequence of pauses."""
+"""
 
 from typing import Final, Literal, TypeAlias
 
