@@ -15,7 +15,8 @@ One turn of the loop is
 It is built in three layers, each of which knows only the ones below: :mod:`engine.lifecycle` moves
 requests, :mod:`engine.stepping` computes them, and this module listens and answers. Who computes
 and who gives way is decided in :mod:`engine.policy`. A role is a subclass: its chart, its kit, and
-its hooks."""
+its hooks. :mod:`engine.scheduler` is the unified one; those of a pair, with three more layers
+between, begin in :mod:`engine.paired`."""
 
 from __future__ import annotations
 

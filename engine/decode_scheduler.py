@@ -5,7 +5,8 @@ decoding never runs out of it; what is retracted here is retracted on purpose (p
 tests), with a copy in host memory.
 
 A pause that drops KV leaves requests *held*: they keep their tokens, and are computed again by
-prefill, under the weights of then, when generation goes on."""
+prefill, under the weights of then, when generation goes on: in a fresh room, by the node that had
+computed them, or by another one where that is gone."""
 
 from __future__ import annotations
 

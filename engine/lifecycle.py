@@ -1,9 +1,14 @@
 """The part of a scheduler that moves requests: pools, chart, driver, and the indexes that follow.
 
-What something does to a request is not decided here but in :func:`fsm.decide.decide`. Whoever is
-built on this gathers facts and delivers messages; what a state holds is reserved before it is
-entered, and the indexes (queue, device, live rids) follow from the states in one place,
-:meth:`Lifecycle._moved`."""
+The lowest of a scheduler's layers (:mod:`engine.core` says which there are). What something does to
+a request is not decided here but in :func:`fsm.decide.decide`. Whoever is built on this gathers
+facts and delivers messages, and everything takes one way:
+
+:meth:`Lifecycle._deliver` asks ``decide``; :meth:`Lifecycle._apply` fires what it says; the driver
+moves the request, and the leases that its states hold; :meth:`Lifecycle._moved` lets the indexes
+(queue, device, live rids), the trace and the role follow; :meth:`Lifecycle._settle` delivers what
+is due then. Intake and policy, which no message decides, reserve leases and call
+:meth:`Lifecycle._fire`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@
 
 Pages of a chunk that is committed are written while later chunks compute. The last page goes with
 the last chunk, the metadata slot after it; when that write has completed, decode is told. Memory
-of a prompt is reserved as a whole, so nothing here is ever retracted."""
+of a prompt is reserved as a whole, so nothing here is ever retracted.
+
+A turn of the loop also calls :meth:`PrefillScheduler.poll_wire`. What decode asks to be computed
+again waits here until the queue has room, and is then a submission like any other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The part of a paired scheduler that knows who is there, and says that it is there itself.
 
-A node is heard, falls silent, or is gone; what that means for its requests is decided here, by
-:func:`fsm.decide.decide`. The book of who was heard when is in :mod:`engine.peers`."""
+The layer between :mod:`engine.speaking` and :mod:`engine.paired`. A node is heard, falls silent, or
+is gone; what that means for its requests is decided by :func:`fsm.decide.decide`, which is asked
+here. The book of who was heard when is in :mod:`engine.peers`."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Presence(Speaking):
         node: str = "",
         trace: Sink | None = None,
     ) -> None:
-        # Live requests, and as many that are answered and still on the wire.
+        # Before the layers below, whose ledger takes in the pool of rooms. There may be one for
+        # each live request, and for as many that are answered and still on the wire.
         self.rooms: Final = Rooms(
             3 * config.max_running_requests + config.max_queued_requests + self._slots_here
         )

@@ -1,6 +1,7 @@
 """The part of a paired scheduler that speaks: control frames to the nodes of other halves.
 
-Whom a life tells what is in :mod:`fsm.protocol`; what a frame carries is here."""
+The first layer of :mod:`engine.paired` on :mod:`engine.core`. Whom a life tells what is in
+:mod:`fsm.protocol`; what a frame carries is here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The part of a scheduler that computes: steps are planned, launched and committed.
 
+The layer on :mod:`engine.lifecycle`. A role says whom to compute (:meth:`Stepping._runnable`);
+:mod:`engine.steps` has what is on the device.
+
 A step is committed when it comes back, which may be after its requests have ended: what a result
 still means is decided as everything else is."""
 
