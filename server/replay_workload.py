@@ -60,7 +60,7 @@ def simulate(options: argparse.Namespace) -> int:
     faults += [] if faults else feeder.faults()
     if options.trace is not None:
         try:
-            write_traces(cluster, options.trace, not faults)
+            write_traces(cluster, options.trace)
         except OSError as error:
             return unusable(error)
     found = figures(cluster)
@@ -74,11 +74,11 @@ def simulate(options: argparse.Namespace) -> int:
     return FAULTS if faults else FITS
 
 
-def write_traces(cluster: Cluster, folder: Path, at_rest: bool) -> None:
+def write_traces(cluster: Cluster, folder: Path) -> None:
     """One trace for each node, as ``interlock serve --trace`` writes them."""
     encoder = msgspec.json.Encoder()
+    cluster.end()
     for node in cluster.nodes.values():
-        node.scheduler.tracer.footer(at_rest)
         with (folder / f"{node.name}.jsonl").open("wb") as file:
             file.writelines(encoder.encode(line) + b"\n" for line in node.book.lines)
 
