@@ -125,7 +125,7 @@ class PairedScheduler(Presence):
         objection = self._objection(request, frame)
         if objection is not None:
             message, finish = "peer_reject", objection
-            pairing.reason, pairing.status = finish.message, finish.status
+            pairing.ends(objection)
             self._send(pairing.node, self._frame("reject", request, pairing))
         self._note(request, pairing, frame)
         decision = self._decide(request, message, self._facts(request, frame))
@@ -139,16 +139,10 @@ class PairedScheduler(Presence):
     def _apply(
         self, request: Request, message: Message, decision: Decision, finish: Finish | None
     ) -> None:
-        pairing = request.pairing
-        if (
-            decision.effect == "fire"
-            and decision.event in protocol.ENDS
-            and finish is not None
-            and pairing is not None
-            and not pairing.reason
-        ):
+        ends = decision.effect == "fire" and decision.event in protocol.ENDS
+        if ends and finish is not None and request.pairing is not None:
             # Also where this side has answered already: what the peer is told is why it ends now.
-            pairing.reason, pairing.status = finish.message or finish.type, finish.status
+            request.pairing.ends(finish)
         super()._apply(request, message, decision, finish)
 
     def _answer_at_door(self, node: str, frame: PeerFrame) -> None:
@@ -206,11 +200,12 @@ class PairedScheduler(Presence):
         return len(self.roster.live) + members <= limit
 
     def _paired(self, request: Request, message: Submit) -> None:
-        # The same body reaches both; prefill learns who its peer is from the hello.
-        refused = message.n > 1 and request.rid == message.rid
+        # The same body reaches both; prefill learns who its peer is from the hello. Members have
+        # rids of their own, so one that has the group's is the refusal of all of them.
+        whole_group = message.n > 1 and request.rid == message.rid
         request.pairing = Pairing(
             message.room,
-            siblings=tuple(_rooms(message)[1:]) if refused else (),
+            siblings=tuple(_rooms(message)[1:]) if whole_group else (),
             node=message.prefill if self.role == "decode" else "",
         )
 
@@ -233,9 +228,8 @@ class PairedScheduler(Presence):
         if pairing is None:
             return
         pairing.line = self.tracer.seq
-        finish = request.finish
-        if not self.chart.is_live(edge.target) and finish is not None and not pairing.reason:
-            pairing.reason, pairing.status = finish.message or finish.type, finish.status
+        if not self.chart.is_live(edge.target) and request.finish is not None:
+            pairing.ends(request.finish)  # also what no message has ended: intake, policy
         if edge.event == "reject":
             for room in (pairing.room, *pairing.siblings):
                 if room not in self.rooms:  # else another life has it, goes on, and hears nothing

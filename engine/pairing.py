@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from transport.messages import Finish
 from transport.wire import Process
 
 
@@ -43,7 +44,8 @@ class Pairing:
     """The peer's pages, in token order."""
     slot: int = -1
     record: bytes = b""
-    """What goes into the slot; known when the prompt is committed."""
+    """What goes into the slot, known when the prompt is committed. On decode: what was read from
+    it."""
     sent: int = 0
     """Pages whose writes were started."""
     writes: set[int] = field(default_factory=set)
@@ -52,6 +54,11 @@ class Pairing:
     """The write of the slot, the last one, was started."""
     written: bool = False
     """It has completed."""
+
+    def ends(self, finish: Finish) -> None:
+        """This side ends; what the peer is told is the first reason."""
+        if not self.reason:
+            self.reason, self.status = finish.message or finish.type, finish.status
 
     @property
     def met(self) -> bool:
