@@ -5,8 +5,7 @@ decoding never runs out of it; what is retracted here is retracted on purpose (p
 tests), with a copy in host memory.
 
 A pause that drops KV leaves requests *held*: they keep their tokens, and are computed again by
-prefill, under the weights of then, when generation goes on: in a fresh room, by the node that had
-computed them, or by another one where that is gone."""
+prefill, under the weights of then, when generation goes on (:mod:`engine.rebuilding`)."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from engine.batch import PageExport, PageImport, PagesDone, Sampled
 from engine.config import EngineConfig
 from engine.deadlines import HELD_TIMEOUT_S
 from engine.host import HostPages, HostPool
-from engine.paired import PairedScheduler
 from engine.pairing import Pairing
 from engine.policy import Candidate, admit
+from engine.rebuilding import Rebuilding
 from engine.request import Request
 from engine.slots import SlotMemory, SlotPoolOfRecords
 from engine.store import PageStore
@@ -46,7 +45,7 @@ GRANTS_A_PREFILL: Final = 32
 """Grants that one prefill node may have at a time: granted memory idles until it is written."""
 
 
-class DecodeScheduler(PairedScheduler):
+class DecodeScheduler(Rebuilding):
     """All requests of one decode node."""
 
     role: ClassVar[Role] = "decode"
@@ -74,8 +73,7 @@ class DecodeScheduler(PairedScheduler):
         """``workers`` names the prefill nodes of the deployment, whether they were met or not: they
         are asked to compute again what a node that is gone had computed."""
         self._slots = slots
-        self._mint = mint
-        self._workers = workers
+        self._mint, self._workers = mint, workers
         self._host_total = host_pages
         self._grants: Counter[str] = Counter()
         """Requests that are receiving, by prefill node: a step must not cost a look at them all."""
@@ -165,11 +163,6 @@ class DecodeScheduler(PairedScheduler):
             pages=list(pages[:count]),
             slot=slot,
         )
-
-    def _asked(self, request: Request) -> list[int]:
-        """The tokens whose KV prefill computes: the last one of a rebuilt request is its next
-        input."""
-        return request.tokens[:-1] if request.output_len else request.tokens
 
     def _facts(self, request: Request, frame: PeerFrame | None) -> Facts:
         outdated = isinstance(frame, PeerDone) and protocol.is_outdated(
@@ -315,58 +308,6 @@ class DecodeScheduler(PairedScheduler):
         elif done.blobs and isinstance(host, HostPages):
             host.blobs = done.blobs
         self._settle(request)
-
-    def _due(self, request: Request, message: Message) -> None:
-        if message != "continued":
-            super()._due(request, message)
-            return
-        before = self._pairing(request)
-        request.pairing = Pairing(self._mint(), before.node, line=before.line)
-        if not self.peers.answers(request.pairing.node):
-            self._try_another(request.pairing)
-        self._ask_again(request, request.pairing)
-        self._deadlines.set(self._clock() + self.meeting_timeout_s, "meeting", request)
-        leases: dict[Resource, Lease] = {"rooms": self._open_room(request)}
-        self._fire(request, "rebuild", "scheduler", "", leases, cause="continued")
-
-    def _try_another(self, pairing: Pairing) -> bool:
-        """Turn to another prefill node than the one that is gone, or does not answer: to one that
-        is there if possible, to the one with the least to do for us. False if there is none."""
-        pairing.tried.add(pairing.node)
-        others = {*self._workers(), *self.peers} - pairing.tried
-        if not others:
-            return False
-        pairing.node = min(
-            others,
-            key=lambda node: (not self.peers.answers(node), len(self.rooms.of_peer(node)), node),
-        )
-        pairing.knocked_again = False
-        return True
-
-    def _closed_door(self, request: Request, pairing: Pairing) -> bool:
-        if request.state != "meeting" or not request.attempt or not self._try_another(pairing):
-            return False
-        self._stand(request, pairing)
-        return True
-
-    def _ask_again(self, request: Request, pairing: Pairing) -> None:
-        self._send(
-            pairing.node,
-            Recompute(
-                pairing.room,
-                request.rid,
-                self._asked(request),
-                request.sampling,
-                self.node,
-                request.priority,
-                self._origin(pairing.line),
-            ),
-        )
-
-    def _stand(self, request: Request, pairing: Pairing) -> None:
-        if request.state == "meeting" and request.attempt:
-            self._ask_again(request, pairing)
-        super()._stand(request, pairing)
 
     def _recompute(self, frame: Recompute) -> None:
         self.malformed += 1  # nobody asks a decode node to compute a prompt
