@@ -91,12 +91,13 @@ async def test_many_prompts_leave_others_their_turn() -> None:
                 turns += len(server.engine.submits) in range(1, 1000)
 
         counting = asyncio.create_task(count_turns())
-        status, answer, _, worst = await worst_delay(server, "/v1/completions", body)
+        status, answer, seconds, worst = await worst_delay(server, "/v1/completions", body)
         done.set()
         await counting
         assert (status, len(answer["choices"])) == (200, 1000)
         assert turns >= 5
-        assert worst < 0.3
+        # A machine that does something else stops both; in one piece, one would be the other.
+        assert worst < max(0.3, 0.6 * seconds)
         await server.at_rest()
 
 
