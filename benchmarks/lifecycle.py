@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from engine.basics import Parts
 from engine.batch import Batch, PageExport, PageImport, Sampled, StepResult
 from engine.config import EngineConfig
 from engine.scheduler import ModelFacts, Scheduler
@@ -60,11 +61,13 @@ class Node:
         )
         pages = running * (prompt + new + 32) // 16
         self.scheduler = Scheduler(
-            config,
-            ModelFacts(258, 8192, (257,), "none"),
-            pages,
-            time.perf_counter,
-            self.device,
+            Parts(
+                config,
+                ModelFacts(258, 8192, (257,), "none"),
+                pages,
+                time.perf_counter,
+                self.device,
+            ),
         )
         self.submitted = 0
         self.fire_s = 0.0

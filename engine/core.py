@@ -21,25 +21,22 @@ between, begin in :mod:`engine.paired`."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from engine import endings
 from engine.arrivals import Arrivals
-from engine.basics import LifecycleBug, ModelFacts, Runner
-from engine.config import EngineConfig
+from engine.basics import LifecycleBug, ModelFacts, Parts, Runner
 from engine.deadlines import Timer
 from engine.groups import member_of
 from engine.intake import MAX_GROUP, Refusal, check_submission
 from engine.request import Request
 from engine.sessions import SessionError
 from engine.stepping import Stepping
-from engine.store import PageStore
 from fsm import pauses
 from fsm.ledger import Lease
 from fsm.pauses import PauseMode
 from fsm.resources import Resource
 from fsm.rules import Facts
-from fsm.trace import Sink
 from transport.messages import (
     FILL,
     Abort,
@@ -61,22 +58,11 @@ __all__ = ["LifecycleBug", "ModelFacts", "PauseMode", "Runner", "SchedulerCore"]
 class SchedulerCore(Stepping):
     """A scheduler but for what its role makes of it."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
-    ) -> None:
-        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         self.draining = False
         self._drain_deadline: float | None = None
-        self._arrivals = Arrivals(boot_id, model.eos_token_ids, self.spans, self.outbox)
+        self._arrivals = Arrivals(self.boot_id, self.model.eos_token_ids, self.spans, self.outbox)
         self._replies: list[FromEngine] = []
 
     # --- hooks of a role ---

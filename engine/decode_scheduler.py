@@ -18,9 +18,8 @@ from typing import ClassVar, Final
 import msgspec
 
 from engine import endings
-from engine.basics import LifecycleBug, ModelFacts, Runner
+from engine.basics import LifecycleBug, Parts
 from engine.batch import PageExport, PageImport, PagesDone, Sampled
-from engine.config import EngineConfig
 from engine.deadlines import HELD_TIMEOUT_S
 from engine.host import HostPages, HostPool
 from engine.pairing import Pairing
@@ -28,7 +27,6 @@ from engine.policy import Candidate, admit
 from engine.rebuilding import Rebuilding
 from engine.request import Request
 from engine.slots import SlotMemory, SlotPoolOfRecords
-from engine.store import PageStore
 from fsm import protocol
 from fsm.chart import Chart, Edge
 from fsm.decode import BASE_KIT, DECODE
@@ -36,7 +34,6 @@ from fsm.ledger import CountPool, Exhausted, Lease, Pool
 from fsm.protocol import Role
 from fsm.resources import Resource
 from fsm.rules import Decision, Facts, Message
-from fsm.trace import Sink
 from transport.control import PeerDone, PeerFrame, PeerGrant, Recompute, SlotRecord
 from transport.messages import Finish
 
@@ -56,17 +53,9 @@ class DecodeScheduler(Rebuilding):
 
     def __init__(
         self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
+        parts: Parts,
         slots: SlotMemory,
         host_pages: int,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
         mint: Callable[[], str] = lambda: secrets.token_hex(8),
         workers: Callable[[], Iterable[str]] = tuple,
     ) -> None:
@@ -80,7 +69,7 @@ class DecodeScheduler(Rebuilding):
         self._copies: dict[int, Request] = {}
         self._tickets = 0
         self.held_timeout_s = HELD_TIMEOUT_S
-        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+        super().__init__(parts)
 
     # --- hooks ---
 

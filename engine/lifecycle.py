@@ -13,14 +13,12 @@ is due then. Intake and policy, which no message decides, reserve leases and cal
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
 from engine.accounts import Accounts
 from engine.answers import Outbox
-from engine.basics import LifecycleBug, ModelFacts, Runner
-from engine.config import EngineConfig
+from engine.basics import LifecycleBug, Parts
 from engine.deadlines import Deadlines
 from engine.groups import GroupBook
 from engine.intake import Limits
@@ -30,7 +28,6 @@ from engine.roster import Roster
 from engine.sessions import SessionBook
 from engine.spans import SpanBook
 from engine.steps import Steps
-from engine.store import PageStore
 from engine.stored import StoredKv
 from fsm import pauses
 from fsm.chart import Actor, Chart, Edge, Move
@@ -40,7 +37,7 @@ from fsm.ledger import Lease, Ledger, Pool, SlotLease, SlotPool
 from fsm.pauses import PauseMode
 from fsm.resources import Resource
 from fsm.rules import Decision, Facts, Message
-from fsm.trace import Sink, Tracer
+from fsm.trace import Tracer
 from transport.messages import Finish
 
 
@@ -55,22 +52,13 @@ class Lifecycle(ABC):
     on_device: ClassVar[frozenset[str]]
     """States in which a step may be planned for a request."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
+        config, model, kv_pages = parts.config, parts.model, parts.kv_pages
+        clock, runner, store, trace = parts.clock, parts.runner, parts.store, parts.trace
         self.config: Final = config
         self.model: Final = model
-        self.boot_id: Final = boot_id
-        self.node: Final = node or f"{self.role}-0"
+        self.boot_id: Final = parts.boot_id
+        self.node: Final = parts.node or f"{self.role}-0"
         self.weights = model.weights_digest
         """Digest of the weights that compute now."""
         self._clock = clock
@@ -128,7 +116,7 @@ class Lifecycle(ABC):
         self._deadlines = Deadlines(self.chart, self.queued)
         self._cause: Message | None = None
         self.tracer.header(
-            boot_id,
+            self.boot_id,
             (self.role,),
             {self.chart.name: self.chart.fingerprint},
             {pool.name: pool.counts().total for pool in pools},

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from engine import endings, frames
-from engine.basics import ModelFacts, Runner
-from engine.config import EngineConfig
+from engine.basics import Parts
 from engine.doorkeeper import Doorkeeper
 from engine.groups import rooms_of
 from engine.intake import MAX_GROUP, Refusal
@@ -26,14 +25,12 @@ from engine.pairing import Pairing, boot_of
 from engine.presence import Presence
 from engine.request import Request
 from engine.rooms import RoomLease
-from engine.store import PageStore
 from fsm import protocol
 from fsm.chart import Edge
 from fsm.ledger import Lease, Pool
 from fsm.protocol import Address, FrameKind, Terms
 from fsm.resources import Resource
 from fsm.rules import Decision, Message
-from fsm.trace import Sink
 from transport.control import (
     ControlFrame,
     Heartbeat,
@@ -54,21 +51,10 @@ def _rooms(message: Submit) -> list[str]:
 class PairedScheduler(Presence):
     """A node whose requests have another half on another node."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.doors: Final = Doorkeeper(self.role)
         self.malformed = 0
-        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+        super().__init__(parts)
 
     # --- frames ---
 

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
 
 from engine import endings
-from engine.basics import ModelFacts, Runner
+from engine.basics import Parts
 from engine.batch import Batch, Sampled, StepResult
-from engine.config import EngineConfig
 from engine.frames import cause_of
 from engine.paired import PairedScheduler
 from engine.pairing import Pairing
 from engine.policy import Candidate, admit, tokens_ahead
 from engine.request import Request
-from engine.store import PageStore
 from fsm import pauses, protocol
 from fsm.chart import Chart, Edge
 from fsm.ledger import CountPool, Exhausted, Lease, Pool
@@ -33,7 +30,6 @@ from fsm.prefill import BASE_KIT, PREFILL
 from fsm.protocol import Role
 from fsm.resources import Resource
 from fsm.rules import Message
-from fsm.trace import Sink
 from transport.control import PeerFrame, PeerGrant, PeerHello, Recompute, SlotRecord
 from transport.messages import Finish, Submit
 from transport.wire import Wire
@@ -52,16 +48,8 @@ class PrefillScheduler(PairedScheduler):
 
     def __init__(
         self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
+        parts: Parts,
         wire: Wire,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
     ) -> None:
         self._wire = wire
         self._writes: dict[int, Request] = {}
@@ -69,7 +57,7 @@ class PrefillScheduler(PairedScheduler):
         self._recomputes = 0
         self._recomputed: dict[str, str] = {}
         self._asked_again: OrderedDict[str, Recompute] = OrderedDict()
-        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+        super().__init__(parts)
 
     # --- hooks ---
 

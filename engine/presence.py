@@ -6,22 +6,18 @@ here. The book of who was heard when is in :mod:`engine.peers`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from engine import endings
-from engine.basics import ModelFacts, Runner
-from engine.config import EngineConfig
+from engine.basics import Parts
 from engine.deadlines import Timer
 from engine.pairing import Pairing, boot_of
 from engine.peers import Peers
 from engine.request import Request
 from engine.rooms import Rooms
 from engine.speaking import Speaking
-from engine.store import PageStore
 from fsm import protocol
 from fsm.rules import Facts, Message
-from fsm.trace import Sink
 from transport.control import Heartbeat, PeerFrame
 from transport.messages import Finish
 
@@ -32,27 +28,17 @@ TRANSFER_TIMEOUT_S: Final = 60.0
 class Presence(Speaking):
     """A scheduler whose requests depend on other nodes."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         # Before the layers below, whose ledger takes in the pool of rooms. There may be one for
         # each live request, and for as many that are answered and still on the wire.
+        config = parts.config
         self.rooms: Final = Rooms(
             3 * config.max_running_requests + config.max_queued_requests + self._slots_here
         )
         self.peers: Final = Peers()
         self.meeting_timeout_s = MEETING_TIMEOUT_S
         self.transfer_timeout_s = TRANSFER_TIMEOUT_S
-        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+        super().__init__(parts)
 
     # --- hooks of a role ---
 

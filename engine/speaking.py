@@ -5,19 +5,15 @@ The first layer of :mod:`engine.paired` on :mod:`engine.core`. Whom a life tells
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from engine import frames
-from engine.basics import LifecycleBug, ModelFacts, Runner
-from engine.config import EngineConfig
+from engine.basics import LifecycleBug, Parts
 from engine.core import SchedulerCore
 from engine.pairing import Pairing
 from engine.request import Request
-from engine.store import PageStore
 from fsm import protocol
 from fsm.protocol import FrameKind, Frames, Role, Terms
-from fsm.trace import Sink
 from transport.control import ControlFrame, Origin, PeerDone, PeerFrame, PeerGrant, PeerHello
 
 
@@ -26,20 +22,9 @@ class Speaking(SchedulerCore):
 
     role: ClassVar[Role]
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: ModelFacts,
-        kv_pages: int,
-        clock: Callable[[], float],
-        runner: Runner,
-        store: PageStore | None = None,
-        boot_id: str = "boot",
-        node: str = "",
-        trace: Sink | None = None,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._mail: list[tuple[str, ControlFrame]] = []
-        super().__init__(config, model, kv_pages, clock, runner, store, boot_id, node, trace)
+        super().__init__(parts)
 
     def mail(self) -> list[tuple[str, ControlFrame]]:
         """Frames to be sent, as (node, frame), in order."""

@@ -23,6 +23,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from engine.basics import Parts
 from engine.batch import Executor
 from engine.config import EngineConfig
 from engine.hash_model import HashModel
@@ -110,14 +111,16 @@ def serve(
     )
     boot_id = secrets.token_hex(4)
     scheduler = Scheduler(
-        config,
-        facts,
-        pages,
-        clock,
-        runner,
-        store,
-        boot_id,
-        trace=trace.write if trace is not None else None,
+        Parts(
+            config,
+            facts,
+            pages,
+            clock,
+            runner,
+            store=store,
+            boot_id=boot_id,
+            trace=trace.write if trace is not None else None,
+        ),
     )
     info: dict[str, object] = {
         **config.model_dump(),

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from engine.basics import Parts
 from engine.batch import Batch, PageExport, PageImport, StepResult
 from engine.config import EngineConfig
 from engine.core import SchedulerCore
@@ -137,15 +138,17 @@ class SimNode:
     def _build(self, facts: ModelFacts) -> SchedulerCore:
         """The production scheduler of this role."""
         scheduler = Scheduler(
-            self.settings.config,
-            facts,
-            self.settings.kv_pages,
-            self.clock,
-            self,
-            self.store,
-            boot_id=self.boot_id,
-            node=self.name,
-            trace=self.book.write,
+            Parts(
+                self.settings.config,
+                facts,
+                self.settings.kv_pages,
+                self.clock,
+                self,
+                store=self.store,
+                boot_id=self.boot_id,
+                node=self.name,
+                trace=self.book.write,
+            ),
         )
         if self.settings.held_timeout_us is not None:
             scheduler.held_timeout_s = self.settings.held_timeout_us / US_PER_S

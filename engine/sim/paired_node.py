@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from engine.basics import Parts
 from engine.core import ModelFacts, SchedulerCore
 from engine.decode_scheduler import DecodeScheduler
 from engine.paired import PairedScheduler
@@ -136,16 +137,18 @@ class PrefillNode(PairedNode):
             self.wake,
         )
         scheduler = PrefillScheduler(
-            self.settings.config,
-            facts,
-            self.settings.kv_pages,
-            self.clock,
-            self,
+            Parts(
+                self.settings.config,
+                facts,
+                self.settings.kv_pages,
+                self.clock,
+                self,
+                store=self.store,
+                boot_id=self.boot_id,
+                node=self.name,
+                trace=self.book.write,
+            ),
             self.wire,
-            self.store,
-            boot_id=self.boot_id,
-            node=self.name,
-            trace=self.book.write,
         )
         self._limits(scheduler)
         return scheduler
@@ -197,17 +200,19 @@ class DecodeNode(PairedNode):
     def _build(self, facts: ModelFacts) -> SchedulerCore:
         self.slots = LocalSlots(self.pair.metadata)
         scheduler = DecodeScheduler(
-            self.settings.config,
-            facts,
-            self.settings.kv_pages,
-            self.clock,
-            self,
+            Parts(
+                self.settings.config,
+                facts,
+                self.settings.kv_pages,
+                self.clock,
+                self,
+                store=self.store,
+                boot_id=self.boot_id,
+                node=self.name,
+                trace=self.book.write,
+            ),
             self.slots,
             self.pair.host_pages,
-            self.store,
-            boot_id=self.boot_id,
-            node=self.name,
-            trace=self.book.write,
             mint=self.around.mint_room,
             workers=self.around.prefills,
         )

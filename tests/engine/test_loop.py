@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from typing import cast
 
+from engine.basics import Parts
 from engine.config import EngineConfig
 from engine.hash_model import HashModel
 from engine.loop import EngineLoop
@@ -49,7 +50,7 @@ def test_a_launch_that_was_held_back_is_made_up_for_at_once() -> None:
     runner = RunnerThread(model, channel.wake)
     facts = ModelFacts(258, 64, (257,), "hash:W1")
     now = 0.0
-    scheduler = Scheduler(config, facts, 16, lambda: now, runner)
+    scheduler = Scheduler(Parts(config, facts, 16, lambda: now, runner))
     gone = threading.Event()
     loop = EngineLoop(
         cast("Channel[FromEngine, ToEngine]", channel), scheduler, runner, lambda: now, {}, gone

@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from msgspec import structs
 
+from engine.basics import Parts
 from engine.batch import Batch, PageExport, PageImport, PagesDone, StepResult
 from engine.config import EngineConfig
 from engine.hash_model import HashModel
@@ -153,13 +154,15 @@ class Node:
             self.model.weights_digest,
         )
         self.scheduler: Final = Scheduler(
-            self.shape.config(checks),
-            facts,
-            self.shape.pages,
-            lambda: self.now,
-            self.runner,
-            store,
-            trace=self.trace.append,
+            Parts(
+                self.shape.config(checks),
+                facts,
+                self.shape.pages,
+                lambda: self.now,
+                self.runner,
+                store=store,
+                trace=self.trace.append,
+            ),
         )
         self.clients: Final[list[Client]] = []
         self.open: Final[dict[str, Client]] = {}

@@ -15,6 +15,7 @@ from random import Random
 
 import msgspec
 
+from engine.basics import Parts
 from engine.batch import Batch, PageExport, PageImport, PagesDone
 from engine.config import EngineConfig
 from engine.core import ModelFacts, SchedulerCore
@@ -126,27 +127,31 @@ class Pair:
             return self.now
 
         self.prefill = PrefillScheduler(
-            config,
-            facts[0],
-            pages,
-            clock,
-            self.devices[PREFILL],
+            Parts(
+                config,
+                facts[0],
+                pages,
+                clock,
+                self.devices[PREFILL],
+                boot_id="P",
+                node=PREFILL,
+                trace=self.traces[PREFILL].append if PREFILL in traced else None,
+            ),
             self.wire,
-            boot_id="P",
-            node=PREFILL,
-            trace=self.traces[PREFILL].append if PREFILL in traced else None,
         )
         self.decode = DecodeScheduler(
-            config,
-            facts[1],
-            pages,
-            clock,
-            self.devices[DECODE],
+            Parts(
+                config,
+                facts[1],
+                pages,
+                clock,
+                self.devices[DECODE],
+                boot_id="D",
+                node=DECODE,
+                trace=self.traces[DECODE].append if DECODE in traced else None,
+            ),
             self.slots,
             host_pages=pages,
-            boot_id="D",
-            node=DECODE,
-            trace=self.traces[DECODE].append if DECODE in traced else None,
             mint=lambda: f"rebuilt-{next(rooms)}",
         )
         self.channels: dict[str, deque[ControlFrame]] = {PREFILL: deque(), DECODE: deque()}
